@@ -1,0 +1,1 @@
+"""The target, its cache, the drafter and the decode loop."""

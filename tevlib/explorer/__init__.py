@@ -1,0 +1,1 @@
+"""Pictures of draft trees; knows trees and nothing of models."""

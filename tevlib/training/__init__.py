@@ -1,0 +1,1 @@
+"""Objectives, rollouts and the loop that trains a drafter."""

@@ -1,0 +1,1 @@
+"""Draft trees, the exit law, builders and verifiers: tensors only, no model."""
