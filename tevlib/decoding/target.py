@@ -1,0 +1,177 @@
+"""The target model: prefill, one pass over a whole tree, hidden-state taps, embedding and head.
+
+The modules are transformers' own; the cache, the masks and the positions are ours. What differs between model
+families is read from the configuration, never from the class name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tevlib.decoding.attention import NAME, additive_mask
+from tevlib.decoding.cache import KVCache
+from tevlib.trees.draft_tree import DraftTree
+
+PREFILL_CHUNK = 512  # tokens a pass: bounds the [n, m] attention scores
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """What was loaded: where from, which revision or sha256, dtype, number of parameters."""
+
+    source: str
+    revision: str
+    dtype: str
+    parameters: int
+    device: str
+
+    def __str__(self) -> str:
+        return (
+            f"target {self.source} @ {self.revision}: {self.parameters / 1e6:.1f}M parameters, "
+            f"{self.dtype} on {self.device}"
+        )
+
+
+class Target:
+    """A frozen causal language model that scores draft trees.
+
+    `taps` are the 0-based decoder layers whose outputs a drafter reads (`hidden_states[i + 1]` in transformers'
+    numbering); features are their concatenation, `[n, len(taps) * hidden]`.
+    """
+
+    def __init__(self, model, tokenizer, info: TargetInfo):
+        self.model, self.tokenizer, self.info = model.eval().requires_grad_(False), tokenizer, info
+        self.config = config = model.config.get_text_config()
+        refuse_inexact(config)
+        self.hidden_size = config.hidden_size
+        self.layers = config.num_hidden_layers
+        self.kv_heads = config.num_key_value_heads
+        self.head_dim = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
+        stacked = model.config._attn_implementation == NAME  # our attention stacks query heads, the others do not
+        self.mask_repeats = config.num_attention_heads // self.kv_heads if stacked else 1
+        self.softcap = config.to_dict().get("final_logit_softcapping")
+        self.context_limit = config.max_position_embeddings
+        self.embed = model.get_input_embeddings()
+        self.head = model.get_output_embeddings()
+        self.vocab_size = self.head.weight.shape[0]
+        self.decoder = model.get_decoder()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Token ids that end a response: the tokenizer's and the generation config's together."""
+        ids: set[int] = set()
+        for eos in (self.tokenizer.eos_token_id if self.tokenizer else None, self.model.generation_config.eos_token_id):
+            ids.update(eos if isinstance(eos, list | tuple) else [] if eos is None else [eos])
+        return frozenset(ids)
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty key/value store for `capacity` tokens, pending tree nodes included."""
+        return KVCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits `[..., V]` in float32 from final hidden states `[..., H]`, soft-capped where the model is."""
+        logits = self.head(hidden).float()
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, visible: Tensor | None, cache, taps: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Final hidden states `[B, n, H]` and features `[B, n, len(taps) * H]` of `ids [B, n]` at `positions [B, n]`.
+
+        `visible` is boolean `[B, n, m]` over all keys that the cache returns, or `None` where all are visible. The
+        new tokens are left pending in the cache.
+        """
+        mask = None if visible is None else additive_mask(visible, self.mask_repeats, self.dtype)
+        collected: dict[int, Tensor] = {}
+        hooks = [
+            self.decoder.layers[i].register_forward_hook(
+                lambda _module, _inputs, output, i=i: collected.__setitem__(
+                    i, output[0] if isinstance(output, tuple) else output
+                )
+            )
+            for i in taps
+        ]
+        try:
+            with torch.inference_mode():
+                hidden = self.decoder(
+                    input_ids=ids, position_ids=positions, attention_mask=mask, cache=cache, use_cache=cache is not None
+                ).last_hidden_state
+        finally:
+            for hook in hooks:
+                hook.remove()
+        features = torch.cat([collected[i] for i in taps], dim=-1) if taps else hidden[..., :0]
+        return hidden, features
+
+    def prefill(self, cache: KVCache, ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+        """Logits `[V]` after the last of `ids [n]` and the features `[n, len(taps) * H]` of all; commits the tokens."""
+        features = []
+        hidden = None
+        for chunk in ids.split(PREFILL_CHUNK):
+            n = len(chunk)
+            positions = torch.arange(cache.length, cache.length + n, device=ids.device)
+            visible = torch.arange(cache.length + n, device=ids.device)[None, :] <= positions[:, None]
+            hidden, tapped = self.forward(chunk[None], positions[None], visible[None], cache, taps)
+            cache.commit(list(range(n)))
+            features.append(tapped[0])
+        return self.logits(hidden[0, -1]), torch.cat(features)
+
+    def score_tree(self, cache: KVCache, tree: DraftTree, taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+        """Logits `[N, V]` after every node's prefix (Eq. 1) and the nodes' features, in one pass.
+
+        Node `v` sits at position `length + depth(v)` and sees the committed tokens and its ancestors only. The nodes
+        are left pending: `cache.commit(path)` keeps an accepted one.
+        """
+        n = len(tree)
+        positions = cache.length + tree.depths
+        visible = None
+        if n > 1:
+            visible = torch.ones(n, cache.length + n, dtype=torch.bool, device=self.device)
+            visible[:, cache.length :] = tree.ancestors
+            visible = visible[None]
+        hidden, features = self.forward(tree.tokens[None], positions[None], visible, cache, taps)
+        return self.logits(hidden[0]), features[0]
+
+    def fingerprint(self) -> dict:
+        """What a drafter depends on: shapes, a digest of the tokenizer and one of the weights (as bfloat16)."""
+        rows = torch.linspace(0, self.vocab_size - 1, 64).long()
+        sample = torch.cat([self.embed.weight[rows].flatten(), self.decoder.norm.weight.flatten()])
+        pieces = [str(self.tokenizer.convert_ids_to_tokens(int(i))) for i in rows if int(i) < len(self.tokenizer)]
+        special = [len(self.tokenizer), self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]
+        return {
+            "hidden_size": self.hidden_size,
+            "num_layers": self.layers,
+            "vocab_size": self.vocab_size,
+            "tokenizer": _digest(repr((special, pieces)).encode()),
+            "weights": _digest(sample.to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes()),
+        }
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def refuse_inexact(config) -> None:
+    """Raises `ValueError` for targets whose tree pass would not be exact: sliding-window and recurrent layers."""
+    values = config.to_dict()
+    kinds = set(values.get("layer_types") or ["full_attention"]) - {"full_attention"}
+    window = values.get("sliding_window")
+    if not values.get("layer_types") and window is not None and window < config.max_position_embeddings:
+        kinds.add("sliding_attention")
+    if kinds:
+        raise ValueError(
+            f"{values.get('model_type')} has layers of kind {', '.join(sorted(kinds))}: a tree cannot be rolled back "
+            "exactly in them, only targets whose layers are all 'full_attention' are served"
+        )
+

@@ -1,0 +1,57 @@
+"""Prompts for rollouts, as token ids: the offline mix, prompts of the target's own, or a JSONL of the user's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tevlib.decoding.target import Target
+from tevlib.sources.chat import chat_ids
+from tevlib.sources.prompts import load_prompts, training_prompts
+from tevlib.training.rollouts import rollouts
+
+
+def rollout_prompts(
+    target: Target,
+    n: int,
+    *,
+    seed: int,
+    source: str | Path = "offline",
+    self_made: int = 0,
+    max_prompt_tokens: int = 128,
+) -> list[list[int]]:
+    """`n` chat prompts as token ids, the last `self_made` of them written by the target itself.
+
+    `source` is `"offline"` (the training mix, which touches none of the four suites) or a JSONL file of `{"turns":
+    [...]}`, whose first turns are used. Prompts over `max_prompt_tokens` are left out. Raises `ValueError` if too few
+    remain.
+    """
+    wanted = n - self_made
+    if source == "offline":
+        texts = [p.turns[0] for p in training_prompts(min(2 * wanted, 8000), seed)]
+    else:
+        texts = [p.turns[0] for p in load_prompts(source)]
+    texts += self_made_prompts(target, self_made, seed) if self_made else []
+    ids = [chat_ids(target.tokenizer, [{"role": "user", "content": text}]) for text in texts]
+    own = ids[len(ids) - self_made :] if self_made else []
+    short = [x for x in ids[: len(ids) - self_made] if len(x) <= max_prompt_tokens][:wanted]
+    if len(short) < wanted:
+        raise ValueError(
+            f"{wanted} prompts of at most {max_prompt_tokens} tokens were asked for, {source} has {len(short)}"
+        )
+    return short + [x for x in own if len(x) <= max_prompt_tokens]
+
+
+def self_made_prompts(target: Target, n: int, seed: int, max_tokens: int = 64) -> list[str]:
+    """Up to `n` distinct user turns that the target writes after its chat template's opening of one, temperature 1."""
+    mark = "user-turn-goes-here"
+    rendered = target.tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
+    opening = target.tokenizer(rendered.split(mark)[0], add_special_tokens=False).input_ids
+    found: dict[str, None] = {}
+    for made in rollouts(target, [opening] * (2 * n), (), temperature=1.0, max_new_tokens=max_tokens, seed=seed):
+        ids = made.ids[made.prompt_length :].tolist()
+        text = target.tokenizer.decode(ids, skip_special_tokens=True).strip()
+        if ids[-1] in target.stop_ids and len(text) > 8:
+            found[text] = None
+        if len(found) == n:
+            break
+    return list(found)
