@@ -1,0 +1,185 @@
+"""The canonical exit law of a fixed draft tree: where target continuations leave it (Eqs. 1-13)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tevlib.trees.draft_tree import DraftTree
+from tevlib.trees.sampling import at_least_float32, check_rows, check_temperature, is_greedy, target_probs
+
+_ROW_SUM_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class ExitLaw:
+    """Target flow through `tree`: all [N], in the dtype of the logits (float32 or better).
+
+    P: target probability of reaching each node (Eq. 2); rho: local exit probability (Eq. 4), exactly 1 at leaves and
+    exactly 0 where the children hold all mass; w = P * rho: exit law, sums to 1 (Lemma 1); log_P: P where it would
+    underflow; edge_log_probs: log p of each node's own token at its parent, 0 at the root.
+    """
+
+    tree: DraftTree
+    P: Tensor
+    rho: Tensor
+    w: Tensor
+    log_P: Tensor
+    edge_log_probs: Tensor
+    _outside: Tensor = field(repr=False)  # [internal, V] rows of the internal nodes, their children's tokens at 0
+    _rows: Tensor = field(repr=False)  # [N, V] the logits (temperature given) or the probabilities (None)
+    _temperature: float | None = field(repr=False)
+
+    @property
+    def coverage(self) -> Tensor:
+        """C_p: expected number of accepted draft tokens at saturation, the sum of P over non-root nodes (Eq. 6)."""
+        return self.P[1:].sum()
+
+    @property
+    def ceiling(self) -> Tensor:
+        """1 + C_p: the largest expected block length, bonus included, of any exact path verifier (Eq. 9)."""
+        return 1 + self.coverage
+
+    def residual(self, node: int) -> Tensor:
+        """p_res [V] of `node`: the bonus-token law after an exit there (Eq. 7); at a leaf, p itself.
+
+        Raises ValueError where rho is 0: no continuation exits there, so there is no law.
+        """
+        self._check_node(node)
+        if node not in self.tree.internal:
+            return self._law(node)
+        row = self._outside[self.tree.internal.index(node)]
+        total = row.sum()
+        if total == 0:
+            raise ValueError(f"node {node}: its children hold all target mass (rho = 0), so it has no residual law")
+        return row / total
+
+    def one_step_gain(self, node: int, token: int) -> Tensor:
+        """Coverage gained by adding the missing child `token` to `node`: P(v) p_v(a), a scalar (Eq. 12).
+
+        Raises ValueError when that child is already in the tree or the token is not in the vocabulary.
+        """
+        self._check_node(node)
+        if not 0 <= token < self._rows.shape[-1]:
+            raise ValueError(f"token {token} is outside the vocabulary of {self._rows.shape[-1]}")
+        if self.tree.child(node, token) is not None:
+            raise ValueError(f"node {node} already has a child with token {token}; nothing is gained by adding it")
+        if self.rho[node] == 0:
+            return self.w[node]
+        return self.w[node] * self.residual(node)[token]
+
+    def missing_mass(self, node: int) -> Tensor:
+        """Coverage missing one step below `node`, summed over absent children: w(v), a scalar (Eq. 13)."""
+        self._check_node(node)
+        return self.w[node]
+
+    def _check_node(self, node: int) -> None:
+        if not 0 <= node < len(self.tree):
+            raise IndexError(f"node {node} is not in a tree of {len(self.tree)} nodes")
+
+    def _law(self, node: int) -> Tensor:
+        if self._temperature is None:
+            return self._rows[node]
+        return target_probs(self._rows[node], self._temperature)
+
+
+def exit_law(
+    tree: DraftTree, logits: Tensor | None = None, temperature: float = 1.0, *, probs: Tensor | None = None
+) -> ExitLaw:
+    """The `ExitLaw` of `tree` under the target rows p_v, from `logits` [N, V] at `temperature` or from `probs` [N, V].
+
+    Row i belongs to node i; -inf logits are tokens of probability 0. A greedy temperature gives the law of the one-hot
+    lowest-id argmax. The rows of leaves are not normalised: every continuation that reaches a leaf exits there.
+    The mass outside the children is summed itself, never taken as 1 - (their mass), so that it cannot be negative and
+    keeps its digits when the children hold nearly all. Results are detached from the autograd graph.
+
+    Raises ValueError for shapes that do not fit the tree, NaN or infinite rows (naming the node), a draft token outside
+    the vocabulary, rows of `probs` that are no laws, and a temperature other than 1 with `probs`.
+    """
+    if (logits is None) == (probs is None):
+        raise ValueError("exit_law needs either logits or probs, and not both")
+    temperature = check_temperature(temperature)
+    rows = at_least_float32((logits if probs is None else probs).detach())
+    check_shape(tree, rows)
+    if probs is not None:
+        if temperature != 1:
+            raise ValueError(f"probs are a law already; give logits to use temperature {temperature}")
+        _check_laws(rows)
+    else:
+        check_rows(rows.amax(-1), "node")
+
+    internal = torch.tensor(tree.internal, dtype=torch.long, device=rows.device)
+    if probs is not None:
+        inside = rows[internal]
+    else:
+        inside = target_probs(rows[internal], temperature)
+    row_of = torch.zeros(len(tree), dtype=torch.long, device=rows.device)
+    row_of[internal] = torch.arange(len(internal), device=rows.device)
+    parents, tokens = tree.parents[1:], tree.tokens[1:]
+    parent_rows = row_of[parents]
+
+    if probs is None and not is_greedy(temperature):
+        edge = _edge_log_probs(rows, inside, parents, parent_rows, tokens, temperature)
+    else:
+        edge = inside[parent_rows, tokens].double().log()
+    inside[parent_rows, tokens] = 0
+    outside_mass = inside.sum(-1).double()
+
+    # From here on a few float64 numbers per node: P and rho of one node come from the same total, so the exit law
+    # sums to 1 whatever was rounded in the rows.
+    child_mass = torch.zeros(len(internal), dtype=torch.float64, device=rows.device)
+    child_mass.index_add_(0, parent_rows, edge.exp())
+    total = outside_mass + child_mass
+    edge_log_probs = edge.new_zeros(len(tree))
+    edge_log_probs[1:] = edge - total.log()[parent_rows]
+    rho = torch.ones_like(edge_log_probs)
+    rho[internal] = outside_mass / total
+    log_P = _sum_over_ancestors(tree, edge_log_probs)
+    P = log_P.exp()
+    return ExitLaw(
+        tree,
+        *(x.to(rows.dtype) for x in (P, rho, P * rho, log_P, edge_log_probs)),
+        _outside=inside,
+        _rows=rows,
+        _temperature=None if probs is not None else temperature,
+    )
+
+
+def check_shape(tree: DraftTree, rows: Tensor) -> None:
+    """None; ValueError unless `rows` is [N, V] with one row per node and every draft token inside the vocabulary."""
+    if rows.ndim != 2 or len(rows) != len(tree):
+        raise ValueError(f"one row per node: expected [{len(tree)}, V]; got {tuple(rows.shape)}")
+    token, node = tree.largest_token
+    if token >= rows.shape[-1]:
+        raise ValueError(f"node {node}: token {token} is outside the vocabulary of {rows.shape[-1]}")
+
+
+def _edge_log_probs(rows, laws, parents, parent_rows, tokens, temperature) -> Tensor:
+    """[N - 1] float64 log p of each edge, measured from its row's largest entry so that it does not underflow."""
+    row_max = rows.amax(-1)
+    below = (rows[parents, tokens].double() - row_max[parents].double()) / temperature
+    return below + laws.amax(-1).double().log()[parent_rows]
+
+
+def _sum_over_ancestors(tree: DraftTree, values: Tensor) -> Tensor:
+    """[N] sum of `values` (0 at the root) over each node's path, by pointer doubling: log2(height) steps."""
+    ancestor = tree.parents.clamp(min=0)
+    reach = 1
+    while reach <= tree.height:
+        values = values + values[ancestor]
+        ancestor = ancestor[ancestor]
+        reach *= 2
+    return values
+
+
+def _check_laws(probs: Tensor) -> None:
+    negative = ~(probs >= 0)
+    if negative.any():
+        node, token = negative.nonzero()[0].tolist()
+        raise ValueError(f"node {node}: probability {float(probs[node, token])} of token {token} is not >= 0")
+    off = (probs.sum(-1) - 1).abs()
+    if not (off <= _ROW_SUM_TOLERANCE).all():
+        node = int(off.argmax())
+        raise ValueError(f"node {node}: probabilities sum to {float(probs[node].sum())}, not to 1")

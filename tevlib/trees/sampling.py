@@ -1,0 +1,169 @@
+"""Next-token laws and draws: the one temperature threshold, the filters, and the categorical draw.
+
+The autoregressive baseline and every verifier go through this module, so that they mean the same by a temperature, a
+filter and a tie. Probability work is in float32, or in float64 when the logits are.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy decoding: the one-hot law of the lowest-id argmax."""
+
+_BLOCK = 256  # categorical() looks at block totals first, so one draw reads a row once
+
+
+def check_temperature(temperature: float) -> float:
+    """`temperature` as a float; ValueError unless it is a finite number >= 0."""
+    value = float(temperature)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"temperature must be a finite number >= 0; got {temperature}")
+    return value
+
+
+def is_greedy(temperature: float) -> bool:
+    """Whether `temperature` means greedy decoding (below `GREEDY_BELOW`); ValueError for an invalid one."""
+    return check_temperature(temperature) < GREEDY_BELOW
+
+
+def argmax_lowest(logits: Tensor, dim: int = -1) -> Tensor:
+    """Index of the largest entry along `dim`; ties go to the lowest index, on every device."""
+    return logits.argmax(dim)  # torch documents the first maximal index
+
+
+def target_probs(logits: Tensor, temperature: float, *, label: str = "row") -> Tensor:
+    """p(. | temperature) of each row of `logits` [..., V], in float32 or better; one-hot when greedy.
+
+    A -inf logit is a token of probability 0. Raises ValueError naming the row (as `label`) that holds NaN, +inf or
+    no finite logit at all.
+    """
+    if is_greedy(temperature):
+        return _one_hot_argmax(logits, label)
+    return _scaled(logits, temperature, label).softmax(-1)
+
+
+def target_log_probs(logits: Tensor, temperature: float, *, label: str = "row") -> Tensor:
+    """log p(. | temperature) of each row of `logits` [..., V], in float32 or better; see `target_probs`."""
+    if is_greedy(temperature):
+        return _one_hot_argmax(logits, label).log()
+    return _scaled(logits, temperature, label).log_softmax(-1)
+
+
+def filter_logits(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0) -> Tensor:
+    """`logits` [..., V] in float32 or better with the tokens outside top-k and top-p at -inf; unchanged when greedy.
+
+    Top-k keeps the `top_k` largest logits (0: all); top-p then keeps the smallest set of most likely tokens whose mass
+    reaches `top_p` under what top-k left, at `temperature`. Tokens that tie with the last one kept stay, so that the
+    filtered law depends on no sorting order. Raises ValueError for `top_p` outside (0, 1] and for a negative `top_k`.
+    """
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be in (0, 1]; got {top_p}")
+    if top_k < 0:
+        raise ValueError(f"top_k must be >= 0 (0 keeps every token); got {top_k}")
+    logits = at_least_float32(logits)
+    if is_greedy(temperature):
+        return logits
+    if 0 < top_k < logits.shape[-1]:
+        threshold = logits.topk(top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < threshold, -torch.inf)
+    if top_p < 1:
+        probs = target_probs(logits, temperature)
+        logits = logits.masked_fill(probs < _nucleus_threshold(probs, top_p), -torch.inf)
+    return logits
+
+
+def sample(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """Token ids drawn from p(. | temperature): `logits` [V] -> a scalar, [n, V] -> [n]; the argmax when greedy."""
+    if is_greedy(temperature):
+        check_rows(logits.amax(-1), "row")
+        return argmax_lowest(logits)
+    return categorical(target_probs(logits, temperature), generator)
+
+
+def categorical(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Indices drawn with probability proportional to `weights`: [K] -> a scalar, [n, K] -> [n].
+
+    One independent float64 uniform per row (drawn on the generator's device), inverted through the cumulative weights,
+    first over blocks and then inside one block, so K has no limit and zero weights are never drawn. `weights` must be
+    finite and non-negative; raises ValueError when a row has no weight at all.
+    """
+    rows = weights.reshape(-1, weights.shape[-1])
+    k = rows.shape[-1]
+    draw = torch.rand(len(rows), 1, dtype=torch.float64, generator=generator, device=generator.device).to(rows.device)
+    if k <= _BLOCK:
+        _check_weight(rows)
+        index, _ = _invert(rows, draw)
+        return index.reshape(weights.shape[:-1])
+    whole = k - k % _BLOCK
+    totals = rows[:, :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
+    if whole < k:
+        totals = torch.cat([totals, rows[:, whole:].sum(-1, keepdim=True)], dim=-1)
+    _check_weight(totals)
+    block, draw = _invert(totals, draw)
+    columns = block * _BLOCK + torch.arange(_BLOCK, device=rows.device)
+    inside = rows.gather(-1, columns.clamp(max=k - 1)).masked_fill(columns >= k, 0)
+    index, _ = _invert(inside, draw)
+    return (block * _BLOCK + index).reshape(weights.shape[:-1])
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` itself when float32 or float64, otherwise a float32 copy."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def check_rows(row_max: Tensor, label: str) -> None:
+    """None; ValueError naming the first row (as `label` and its index) whose largest logit is NaN, +inf or -inf."""
+    bad = ~row_max.isfinite()
+    if bad.any():
+        where = " ".join([label, *map(str, bad.nonzero()[0].tolist())])
+        value = float(row_max[bad][0])
+        fault = "no finite logit" if value == -math.inf else f"a {'NaN' if math.isnan(value) else '+inf'} logit"
+        raise ValueError(f"{where} has {fault}; a law needs finite logits (or -inf for excluded tokens)")
+
+
+def _invert(weights: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
+    """Index [n, 1] of the entry of `weights` [n, K] that holds `draw` in [0, 1), and where in that entry it fell."""
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    total = cdf[:, -1:].contiguous()
+    target = draw * total
+    last = torch.searchsorted(cdf, total)  # last entry with weight: `draw * total` may round up to `total`
+    index = torch.minimum(torch.searchsorted(cdf, target, right=True), last)
+    weight = weights.gather(-1, index).double()
+    left = cdf.gather(-1, index) - weight
+    return index, ((target - left) / weight).clamp(0, 1)
+
+
+def _check_weight(weights: Tensor) -> None:
+    if not (weights.sum(-1) > 0).all():
+        raise ValueError("a categorical draw needs at least one positive weight in every row, and no NaN")
+
+
+def _nucleus_threshold(probs: Tensor, top_p: float) -> Tensor:
+    """[..., 1] probability of the last token that the nucleus of mass `top_p` needs."""
+    vocabulary = probs.shape[-1]
+    k = min(_BLOCK, vocabulary)
+    while True:
+        top = probs.topk(k, dim=-1).values
+        mass = top.cumsum(-1, dtype=torch.float64)
+        if k == vocabulary or bool((mass[..., -1] >= top_p).all()):
+            needed = (mass < top_p).sum(-1, keepdim=True).clamp(max=k - 1)
+            return top.gather(-1, needed)
+        k = min(8 * k, vocabulary)
+
+
+def _scaled(logits: Tensor, temperature: float, label: str) -> Tensor:
+    logits = at_least_float32(logits)
+    row_max = logits.amax(-1, keepdim=True)
+    check_rows(row_max.squeeze(-1), label)
+    # The maximum goes first: dividing large logits by a small temperature would cost digits.
+    return logits if temperature == 1 else logits.sub(row_max).div_(temperature)
+
+
+def _one_hot_argmax(logits: Tensor, label: str) -> Tensor:
+    logits = at_least_float32(logits)
+    check_rows(logits.amax(-1), label)
+    return torch.zeros_like(logits).scatter_(-1, argmax_lowest(logits).unsqueeze(-1), 1.0)
