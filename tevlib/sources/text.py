@@ -4,25 +4,28 @@ import re
 from collections.abc import Iterable
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
+BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")  # sentencepiece's byte fallback
 
 
 class TextStream:
     """Decodes a growing token sequence piece by piece; the pieces joined are the decoding of the whole sequence.
 
-    Text is held back while it ends in an incomplete character (a byte-level token can end inside one) and released by a
-    later `push`, at the latest by `finish`. Special tokens give no text.
+    Text is held back while it ends in an incomplete character (a byte-level token can end inside one) or in a byte
+    piece such as `<0x0A>` (the next byte could still turn the whole run of bytes invalid), and released by a later
+    `push`, at the latest by `finish`. Special tokens give no text.
     """
 
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer
+        self._special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
         self._context: list[int] = []  # the last tokens already released: decoders treat the first token differently
         self._held: list[int] = []
 
     def push(self, ids: Iterable[int]) -> str:
         """The text completed by `ids`, "" where they complete none."""
-        self._held += [int(token) for token in ids]
+        self._held += [token for token in map(int, ids) if self._piece(token) is not None]
         text = self._new_text()
-        if not text or text.endswith(BROKEN):
+        if not text or text.endswith(BROKEN) or self._ends_in_byte_piece():
             return ""
         self._context, self._held = self._held, []
         return text
@@ -32,6 +35,13 @@ class TextStream:
         text = self._new_text()
         self._context, self._held = [], []
         return text
+
+    def _ends_in_byte_piece(self) -> bool:
+        return BYTE_PIECE.fullmatch(self._piece(self._held[-1])) is not None
+
+    def _piece(self, token: int) -> str | None:
+        """The vocabulary's piece, None for what decoding leaves out: special tokens and ids without a piece."""
+        return None if token in self._special else self._tokenizer.convert_ids_to_tokens(token)
 
     def _new_text(self) -> str:
         return self._decode(self._context + self._held)[len(self._decode(self._context)) :]
@@ -48,12 +58,12 @@ def token_label(tokenizer, token: int) -> str:
     piece = tokenizer.convert_ids_to_tokens(token) if 0 <= token < len(tokenizer) else None
     if piece is None:
         return f"<{token}>"
-    if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
+    if byte := BYTE_PIECE.fullmatch(piece):
         return _show_bytes(bytes.fromhex(byte[1]))
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if BROKEN in text and all(char in _BYTE_OF_CHAR for char in piece):
         return _show_bytes(bytes(_BYTE_OF_CHAR[char] for char in piece))
-    if piece.startswith("▁") and not text.startswith(" "):
+    if piece.replace("▁", " ") == " " + text:
         text = " " + text  # a sentencepiece decoder drops the first token's leading space
     return _show(text) or _show(piece) or f"<{token}>"
 
