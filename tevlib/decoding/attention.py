@@ -25,8 +25,9 @@ def additive_mask(visible: Tensor, repeats: int, dtype: torch.dtype) -> Tensor:
 def grouped_attention(
     module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float, **_
 ) -> tuple[Tensor, None]:
-    """Attention output `[B, n, heads, head_dim]` for `query [B, heads, n, head_dim]`, `key`/`value [B, kv, m, head_dim]`.
+    """Attention output `[B, n, heads, head_dim]`.
 
+    `query [B, heads, n, head_dim]`, `key` and `value` `[B, kv_heads, m, head_dim]`;
     `attention_mask` is `None` (all visible) or what `additive_mask` returns. Softmax in float32.
     """
     batch, heads, n, dim = query.shape

@@ -17,7 +17,7 @@ from tevlib.decoding.target import Target
 
 
 def default_taps(target_layers: int, n: int) -> tuple[int, ...]:
-    """The `n` target layers that DFlash reads by default, of `target_layers`: spread from layer 1 to the last but two."""
+    """The `n` layers of `target_layers` that DFlash reads by default, spread from layer 1 to the last but two."""
     if n == 1:
         return (target_layers // 2,)
     return tuple(round(1 + i * (target_layers - 4) / (n - 1)) for i in range(n))
@@ -120,7 +120,6 @@ class DFlashDraftModel(PreTrainedModel):
 
     config_class = Qwen3Config
     base_model_prefix = ""
-    _no_split_modules = ["Layer"]
 
     def __init__(self, config: Qwen3Config):
         super().__init__(config)
@@ -207,7 +206,7 @@ class DFlashDraftModel(PreTrainedModel):
 
 
 def block_embeddings(target: Target, drafter: DFlashDraftModel, anchors: Tensor) -> Tensor:
-    """Embeddings `[..., block, H]` of a block per anchor token: `[anchor, mask, mask, ...]`. `anchors [...]` are ids."""
+    """Embeddings `[..., block, H]` of the block `[anchor, mask, mask, ...]` for each anchor token of `anchors [...]`."""
     ids = torch.full((*anchors.shape, drafter.block_size), drafter.mask_id, device=anchors.device)
     ids[..., 0] = anchors
     return target.embed(ids)

@@ -81,7 +81,7 @@ class Target:
         return KVCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits `[..., V]` in float32 from final hidden states `[..., H]`, soft-capped where the model is."""
+        """Next-token logits `[..., V]` in float32 from final hidden states `[..., H]`, soft-capped if the model is."""
         logits = self.head(hidden).float()
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
@@ -174,4 +174,3 @@ def refuse_inexact(config) -> None:
             f"{values.get('model_type')} has layers of kind {', '.join(sorted(kinds))}: a tree cannot be rolled back "
             "exactly in them, only targets whose layers are all 'full_attention' are served"
         )
-

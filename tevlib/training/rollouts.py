@@ -234,7 +234,13 @@ def make_rollouts(
     done, batch, tokens = store.done(), [], 0
     with tqdm(total=len(prompts), initial=len(done), desc=f"rollouts T={temperature:g}", unit="prompt") as bar:
         made = rollouts(
-            target, prompts, taps, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, rows=rows,
+            target,
+            prompts,
+            taps,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            rows=rows,
             skip=done,
         )
         for rollout in made:

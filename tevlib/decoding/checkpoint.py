@@ -1,0 +1,162 @@
+"""Read and write drafter folders in the DFlash layout: `config.json`, `model.safetensors`, a card.
+
+Tensor names carry no prefix; the embedding and the head are the target's and never in the file. Both spellings of the
+rotary parameters are written, because readers older than transformers 5 want `rope_theta` at the top level.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config
+
+from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.target import Target
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+KNOWN_KEYS = {"mask_token_id", "target_layer_ids", "num_target_layers", "block_size"}
+FINGERPRINT = "tevlib_target"  # our own key in config.json: what the drafter was trained on
+
+
+def save_drafter(
+    drafter: DFlashDraftModel,
+    folder: Path | str,
+    *,
+    target: Target,
+    card: str = "",
+    dtype: torch.dtype = torch.bfloat16,
+) -> Path:
+    """The folder, written atomically: weights in `dtype`, configuration, fingerprint of the target, card."""
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".partial-"))
+    try:
+        tensors = {name: value.to(dtype).contiguous().cpu() for name, value in drafter.state_dict().items()}
+        save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
+        config = drafter.config.to_diff_dict() | {
+            "model_type": "qwen3",
+            "architectures": ["DFlashDraftModel"],
+            "dtype": str(dtype).removeprefix("torch."),
+            "rope_theta": drafter.config.rope_parameters["rope_theta"],
+            "rope_scaling": _legacy_scaling(drafter.config.rope_parameters),
+            FINGERPRINT: target.fingerprint(),
+        }
+        (partial / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        if card:
+            (partial / "README.md").write_text(card)
+        partial.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def load_drafter(path: Path | str, target: Target, *, dtype: torch.dtype | None = None) -> DFlashDraftModel:
+    """The drafter in `path`, on the target's device and in its dtype (or `dtype`), ready to draft.
+
+    Raises `ValueError` naming the fault: no such folder, another architecture, a missing key or tensor, a rotary base
+    that is not stated, or a drafter made for another target (tokenizer or shapes differ). Where only the target's
+    weights differ, a warning says that tau may fall.
+    """
+    folder = Path(path)
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"no drafter at {folder}: a folder with {CONFIG} and {WEIGHTS} is wanted")
+    raw = json.loads((folder / CONFIG).read_text())
+    config = drafter_config_from(raw, str(folder))
+    check_target(raw, config, target, str(folder))
+    tensors = _read_weights(folder)
+    with torch.device("meta"):
+        names = {name: tuple(value.shape) for name, value in DFlashDraftModel(config).state_dict().items()}
+    missing, unexpected = sorted(names.keys() - tensors.keys()), sorted(tensors.keys() - names.keys())
+    if missing or unexpected:
+        raise ValueError(f"{folder / WEIGHTS}: missing tensors {missing}, unexpected tensors {unexpected}")
+    wrong = [f"{n} {tuple(tensors[n].shape)} for {shape}" for n, shape in names.items() if tensors[n].shape != shape]
+    if wrong:
+        raise ValueError(f"{folder / WEIGHTS}: tensors of another shape than {CONFIG} says: {', '.join(wrong)}")
+    drafter = DFlashDraftModel(config)
+    drafter.load_state_dict(tensors)
+    return drafter.to(device=target.device, dtype=dtype or target.dtype).eval().requires_grad_(False)
+
+
+def drafter_config_from(raw: dict, where: str) -> Qwen3Config:
+    """A `Qwen3Config` from a `config.json` of this layout, old or new spelling; errors as in `load_drafter`."""
+    architectures = raw.get("architectures") or []
+    if architectures != ["DFlashDraftModel"]:
+        raise ValueError(f"{where}: architectures is {architectures}, only ['DFlashDraftModel'] is read")
+    nested = dict(raw.get("dflash_config") or {})
+    unknown = {k for k, v in nested.items() if k not in KNOWN_KEYS and v not in (None, False)}
+    if unknown:
+        raise ValueError(f"{where}: dflash_config has keys that change the computation: {', '.join(sorted(unknown))}")
+    found = {}
+    for key in ("target_layer_ids", "mask_token_id", "block_size"):
+        found[key] = nested.get(key, raw.get(key))
+        if found[key] is None:
+            raise ValueError(
+                f"{where}: config.json lacks {key}; it is not guessed, since a wrong guess loads in silence"
+            )
+    rope = raw.get("rope_parameters") or {}
+    theta = rope.get("rope_theta", raw.get("rope_theta"))
+    if theta is None:
+        raise ValueError(f"{where}: config.json has neither rope_parameters.rope_theta nor rope_theta")
+    scaling = {k: v for k, v in (raw.get("rope_scaling") or {}).items()}
+    if "type" in scaling:
+        scaling["rope_type"] = scaling.pop("type")
+    rope = {"rope_type": "default", **scaling, **rope, "rope_theta": theta}
+    kinds = set(raw.get("layer_types") or [])
+    if kinds - {"full_attention"}:
+        raise ValueError(f"{where}: layers of kind {', '.join(sorted(kinds))}: only full_attention is served")
+    skip = {"rope_theta", "rope_scaling", "rope_parameters", "dflash_config", "auto_map", "transformers_version"}
+    return Qwen3Config(
+        **{k: v for k, v in raw.items() if k not in skip | {"block_size", FINGERPRINT}},
+        rope_parameters=rope,
+        block_size=found["block_size"],
+        dflash_config={k: found[k] for k in ("mask_token_id", "target_layer_ids")},
+    )
+
+
+def check_target(raw: dict, config: Qwen3Config, target: Target, where: str) -> None:
+    """Raises `ValueError` where the drafter in `raw` was made for another target than `target`."""
+    taps, mask = config.dflash_config["target_layer_ids"], config.dflash_config["mask_token_id"]
+    mine = target.fingerprint()
+    stated = {"hidden_size": config.hidden_size, "num_layers": raw.get("num_target_layers"), **raw.get(FINGERPRINT, {})}
+    for key in ("hidden_size", "num_layers", "vocab_size", "tokenizer"):
+        if stated.get(key) is not None and stated[key] != mine[key]:
+            raise ValueError(
+                f"{where} was made for a target with {key} {stated[key]}; {target.info.source} has {mine[key]}"
+            )
+    if max(taps) >= target.layers or mask >= target.vocab_size:
+        raise ValueError(
+            f"{where} reads layers {taps} and mask id {mask}; {target.info.source} has {target.layers} layers and "
+            f"{target.vocab_size} embedding rows"
+        )
+    if stated.get("weights") not in (None, mine["weights"]):
+        warnings.warn(
+            f"{where} was trained on other weights than {target.info.source}: output stays exact, tau may fall",
+            stacklevel=3,
+        )
+
+
+def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    if (folder / WEIGHTS).is_file():
+        return load_file(folder / WEIGHTS)
+    if not (folder / INDEX).is_file():
+        raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
+    shards = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+    absent = [shard for shard in shards if not (folder / shard).is_file()]
+    if absent:
+        raise ValueError(f"{folder}: missing shards {', '.join(absent)}")
+    return {name: value for shard in shards for name, value in load_file(folder / shard).items()}
+
+
+def _legacy_scaling(rope: dict) -> dict | None:
+    scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
+    return None if scaling.get("rope_type", "default") == "default" else scaling

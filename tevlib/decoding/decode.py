@@ -1,0 +1,317 @@
+"""Decoding: `autoregressive` and `speculate`, one sequence at a time, with a record of every draft-verify round.
+
+One clock rule for both: `prefill_s` ends when the first token is chosen, `decode_s` is everything after it until the
+last token is out, the first draft included. Recording the exit law for the books is not part of either.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
+from tevlib.decoding.target import Target
+from tevlib.trees.builders import BUILDERS
+from tevlib.trees.draft_tree import DraftTree
+from tevlib.trees.exit_law import exit_law
+from tevlib.trees.sampled_chain import draw_chain, verify_sampled_chain
+from tevlib.trees.sampling import check_temperature, filter_logits, sample
+from tevlib.trees.verifiers import VERIFIERS
+
+STAGES = ("draft", "build", "verify", "decide", "commit")
+SAMPLED_CHAIN = "sampled_chain"  # builder and verifier in one: it looks at q, so it is kept apart from the others
+
+
+@dataclass
+class Round:
+    """One draft-verify cycle: the tree, the target's flow through it, and what the verifier made of it.
+
+    `P`, `w` `[N]` and `coverage` (C_p, tokens) are those of the law decoded from (temperature and filters applied).
+    `length` is D + 1, accepted draft tokens and the bonus; `emitted` is what of it entered the output.
+    """
+
+    tree: DraftTree
+    P: Tensor
+    w: Tensor
+    coverage: float
+    path: list[int]
+    bonus: int
+    emitted: int = 0
+    times: dict[str, float] = field(default_factory=dict)  # seconds by stage
+
+    @property
+    def length(self) -> int:
+        return len(self.path)
+
+    @property
+    def ceiling(self) -> float:
+        """1 + C_p: the expected `length` of any saturated exact verifier on this tree (Theorem 1)."""
+        return 1 + self.coverage
+
+
+@dataclass
+class Generation:
+    """What was decoded. `tokens` are the new ones, a stop token included; times are seconds.
+
+    `stop_reason` is "stop", "length" (`max_new_tokens` reached) or "context" (the target's limit reached).
+    """
+
+    tokens: list[int]
+    rounds: list[Round]
+    stop_reason: str
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def stage_s(self) -> dict[str, float]:
+        """Seconds by stage, summed over the rounds."""
+        return {stage: sum(r.times.get(stage, 0.0) for r in self.rounds) for stage in STAGES}
+
+    @property
+    def tau(self) -> float | None:
+        """Mean block length of this response, bonus included, over all its rounds; None if there was no round.
+
+        Averaged over responses it is the tau of the published tables (`tau_of_responses`); `pooled_tau` weighs rounds.
+        """
+        return sum(r.length for r in self.rounds) / len(self.rounds) if self.rounds else None
+
+    @property
+    def ceiling(self) -> float | None:
+        """Mean 1 + C_p over the rounds: the low-variance estimate of `tau`; None if there was no round."""
+        return sum(r.ceiling for r in self.rounds) / len(self.rounds) if self.rounds else None
+
+
+def tau_of_responses(generations: Iterable[Generation]) -> float:
+    """Mean over responses of each response's mean block length: tau as the published tables report it."""
+    taus = [g.tau for g in generations if g.rounds]
+    if not taus:
+        raise ValueError("no response has a draft-verify round: tau is undefined")
+    return sum(taus) / len(taus)
+
+
+def pooled_tau(generations: Iterable[Generation]) -> float:
+    """Mean block length over all rounds of all responses: long responses weigh more than in `tau_of_responses`."""
+    lengths = [r.length for g in generations for r in g.rounds]
+    if not lengths:
+        raise ValueError("no response has a draft-verify round: tau is undefined")
+    return sum(lengths) / len(lengths)
+
+
+@torch.inference_mode()
+def autoregressive(
+    target: Target,
+    input_ids: Tensor | list[int],
+    *,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    max_new_tokens: int = 128,
+    stop: Iterable[int] | None = None,
+    seed: int | None = None,
+    on_tokens: Callable[[list[int]], None] | None = None,
+) -> Generation:
+    """A `Generation` by plain decoding, one target pass per token: the baseline. No rounds.
+
+    `stop` defaults to the target's stop ids; `seed=None` draws afresh every time. Raises `ValueError` for an empty
+    prompt, one longer than the context, an invalid temperature or filter, and NaN logits.
+    """
+    ids, out = _begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
+    generator = _generator(target, seed)
+    if out.full:
+        return out.generation([], 0.0, 0.0)
+    clock = Clock(target.device)
+    cache = target.new_cache(len(ids) + out.limit)
+    logits, _ = target.prefill(cache, ids)
+    token = _choose(logits, temperature, top_p, top_k, generator)
+    prefill_s = clock.lap()
+    out.emit([token])
+    while not out.full:
+        logits, _ = target.prefill(cache, torch.tensor([token], device=target.device))
+        token = _choose(logits, temperature, top_p, top_k, generator)
+        out.emit([token])
+    return out.generation([], prefill_s, clock.lap())
+
+
+@torch.inference_mode()
+def speculate(
+    target: Target,
+    drafter: DFlashDraftModel,
+    input_ids: Tensor | list[int],
+    *,
+    budget: int = 32,
+    builder: str = "best_first",
+    verifier: str = "tev",
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    max_new_tokens: int = 128,
+    stop: Iterable[int] | None = None,
+    seed: int | None = None,
+    on_tokens: Callable[[list[int]], None] | None = None,
+) -> Generation:
+    """A `Generation` by tree speculative decoding; its tokens follow the target's own law exactly.
+
+    `builder` is one of `BUILDERS` or "sampled_chain" (which judges its own chain by min(1, p / q), whatever
+    `verifier` says); `verifier` one of `VERIFIERS`; `budget` counts non-root nodes. `top_p` and `top_k` filter the
+    target's rows before any verifier sees them, so C_p and w are those of the filtered law. The block shrinks near the
+    context limit. A draft with NaN is replaced by a root-only tree, with a warning; NaN in the target's logits raises
+    `ValueError` with the round and the node, as do invalid arguments before any pass.
+    """
+    check_decode_arguments(budget, builder, verifier)
+    ids, out = _begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
+    generator = _generator(target, seed)
+    if out.full:
+        return out.generation([], 0.0, 0.0)
+    clock = Clock(target.device)
+    cache = target.new_cache(len(ids) + out.limit + budget + drafter.block_size)
+    logits, features = target.prefill(cache, ids, drafter.taps)
+    root = _choose(logits, temperature, top_p, top_k, generator)
+    prefill_s = clock.lap()
+    out.emit([root])
+    context = drafter.new_cache(len(ids) + out.limit + drafter.block_size)
+    rounds: list[Round] = []
+    decode_s = 0.0
+    while not out.full:
+        drafter.append_context(context, features)
+        depth = min(
+            drafter.depth,
+            target.context_limit - cache.length - 1,
+            drafter.config.max_position_embeddings - 1 - cache.length,
+        )
+        log_probs = draft(target, drafter, context, root, max(depth, 0)) if budget > 0 else None
+        times = {"draft": clock.lap()}
+        q = None
+        if log_probs is None or len(log_probs) == 0:
+            tree = DraftTree([root], [-1]).to(target.device)
+        elif not bool(log_probs.isfinite().any(dim=-1).all()):
+            warnings.warn(
+                f"round {len(rounds)}: the drafter's logits hold NaN; this round drafts nothing", stacklevel=2
+            )
+            tree = DraftTree([root], [-1]).to(target.device)
+        elif builder == SAMPLED_CHAIN:
+            tree, q = draw_chain(log_probs, budget, root, temperature, generator)
+        else:
+            tree = BUILDERS[builder](log_probs, budget, root)
+        times["build"] = clock.lap()
+        logits, node_features = target.score_tree(cache, tree, drafter.taps)
+        rows = filter_logits(logits, temperature, top_p, top_k)
+        times["verify"] = clock.lap()
+        try:
+            if q is None:
+                verdict = VERIFIERS[verifier](tree, rows, temperature, generator)
+            else:
+                verdict = verify_sampled_chain(tree, q, rows, temperature, generator)
+        except ValueError as error:
+            raise ValueError(f"round {len(rounds)}: the target's logits are unusable: {error}") from error
+        times["decide"] = clock.lap()
+        cache.commit(verdict.path)
+        features = node_features[torch.tensor(verdict.path, device=target.device)]
+        times["commit"] = clock.lap()
+        root = verdict.bonus
+        block = [tree.token(node) for node in verdict.path[1:]] + [root]
+        emitted = out.emit(block)
+        decode_s += clock.lap() + sum(times.values())
+        law = exit_law(tree, rows, temperature)
+        rounds.append(Round(tree, law.P, law.w, float(law.coverage), verdict.path, verdict.bonus, emitted, times))
+        clock.lap()
+    return out.generation(rounds, prefill_s, decode_s)
+
+
+def draft(target: Target, drafter: DFlashDraftModel, context, root: int, depth: int) -> Tensor:
+    """Draft log-probabilities `[depth, V]` (float32) of the next `depth` tokens after `root`, one marginal per row."""
+    block = block_embeddings(target, drafter, torch.tensor(root, device=target.device))[: depth + 1]
+    return torch.log_softmax(target.logits(drafter.draft(context, block).to(target.dtype)), dim=-1)
+
+
+def check_decode_arguments(budget: int, builder: str, verifier: str) -> None:
+    """Raises `ValueError` for a negative budget or an unknown builder or verifier, naming what there is."""
+    if budget < 0:
+        raise ValueError(f"budget must be >= 0 (non-root nodes), got {budget}")
+    if builder not in BUILDERS and builder != SAMPLED_CHAIN:
+        raise ValueError(f"unknown builder {builder!r}: choose one of {', '.join([*BUILDERS, SAMPLED_CHAIN])}")
+    if verifier not in VERIFIERS:
+        raise ValueError(f"unknown verifier {verifier!r}: choose one of {', '.join(VERIFIERS)}")
+
+
+class Clock:
+    """Laps of wall time in seconds; waits for the device's queued work where there is a queue."""
+
+    def __init__(self, device: torch.device):
+        self.cuda = device.type == "cuda"
+        self.last = self.now()
+
+    def now(self) -> float:
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        before, self.last = self.last, self.now()
+        return self.last - before
+
+
+class Output:
+    """The growing output: stops at the first stop token, at `limit` tokens, and hands new tokens to a callback."""
+
+    def __init__(self, limit: int, reason: str, stop: frozenset[int], on_tokens: Callable[[list[int]], None] | None):
+        self.tokens: list[int] = []
+        self.limit, self.stop, self.on_tokens = limit, stop, on_tokens
+        self.at_limit = reason
+        self.stopped = False
+
+    @property
+    def full(self) -> bool:
+        return self.stopped or len(self.tokens) >= self.limit
+
+    def emit(self, block: list[int]) -> int:
+        """How many of `block` entered the output."""
+        block = block[: self.limit - len(self.tokens)]
+        first = next((i for i, token in enumerate(block) if token in self.stop), None)
+        if first is not None:
+            block, self.stopped = block[: first + 1], True
+        self.tokens += block
+        if self.on_tokens is not None and block:
+            self.on_tokens(block)
+        return len(block)
+
+    def generation(self, rounds: list[Round], prefill_s: float, decode_s: float) -> Generation:
+        return Generation(self.tokens, rounds, "stop" if self.stopped else self.at_limit, prefill_s, decode_s)
+
+
+def _begin(
+    target: Target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens
+) -> tuple[Tensor, Output]:
+    """The prompt as a tensor and an empty `Output`, after every check that needs no pass."""
+    check_temperature(temperature)
+    filter_logits(torch.zeros(1), temperature, top_p, top_k)
+    ids = torch.as_tensor(input_ids, dtype=torch.long, device=target.device)
+    if ids.ndim != 1 or len(ids) == 0:
+        raise ValueError(f"input_ids must be a non-empty list of token ids, got shape {tuple(ids.shape)}")
+    if bool((ids < 0).any() | (ids >= target.vocab_size).any()):
+        raise ValueError(f"token ids must be in 0..{target.vocab_size - 1}, got {int(ids.min())}..{int(ids.max())}")
+    if len(ids) > target.context_limit:
+        raise ValueError(f"the prompt has {len(ids)} tokens, the target's context holds {target.context_limit}")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be >= 0, got {max_new_tokens}")
+    room = target.context_limit - len(ids)
+    limit, reason = (room, "context") if room < max_new_tokens else (max_new_tokens, "length")
+    return ids, Output(limit, reason, target.stop_ids if stop is None else frozenset(stop), on_tokens)
+
+
+def _generator(target: Target, seed: int | None) -> torch.Generator:
+    generator = torch.Generator(device=target.device)
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator
+
+
+def _choose(logits: Tensor, temperature: float, top_p: float, top_k: int, generator: torch.Generator) -> int:
+    return int(sample(filter_logits(logits, temperature, top_p, top_k), temperature, generator))

@@ -1,0 +1,52 @@
+"""Held-out coverage: the exact 1 + C_p of the drafter's trees, without a single sampled decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
+from tevlib.decoding.target import Target
+from tevlib.training.rollouts import Rollout
+from tevlib.trees.builders import best_first_tree
+from tevlib.trees.exit_law import exit_law
+
+
+@torch.inference_mode()
+def held_out_ceilings(
+    target: Target,
+    drafter: DFlashDraftModel,
+    held_out: Sequence[Rollout],
+    *,
+    contexts: int,
+    budgets: tuple[int, ...],
+    temperatures: tuple[float, ...],
+) -> dict[tuple[int, float], torch.Tensor]:
+    """1 + C_p `[contexts]` (tokens) by (budget, temperature), over contexts spread evenly through the responses.
+
+    The largest tree is scored once; a smaller budget is its prefix in builder order. The same contexts come in the
+    same order for every drafter, so differences can be paired.
+    """
+    per_text = -(-contexts // len(held_out))
+    found: dict[tuple[int, float], list[float]] = {(b, t): [] for b in budgets for t in temperatures}
+    for rollout in held_out:
+        response = len(rollout.ids) - rollout.prompt_length
+        anchors = sorted({rollout.prompt_length + i * response // per_text for i in range(per_text)}, reverse=True)
+        ids = rollout.ids.to(target.device)
+        cache = target.new_cache(len(ids) + max(budgets) + 1)
+        _, features = target.prefill(cache, ids[: anchors[0]], drafter.taps)
+        context = drafter.new_cache(len(ids) + drafter.block_size)
+        drafter.append_context(context, features)
+        for anchor in anchors:  # backwards, so that a shorter context is what remains of a longer one
+            cache.keep_first(anchor)
+            context.keep_first(anchor)
+            rows = drafter.draft(context, block_embeddings(target, drafter, ids[anchor]))
+            log_probs = torch.log_softmax(target.logits(rows.to(target.dtype)), dim=-1)
+            tree = best_first_tree(log_probs, max(budgets), root_token=int(ids[anchor]))
+            logits, _ = target.score_tree(cache, tree)
+            for budget, temperature in found:
+                n = min(budget + 1, len(tree))
+                law = exit_law(tree.prefix(n), logits[:n], temperature)
+                found[budget, temperature].append(1 + float(law.coverage))
+    return {key: torch.tensor(values) for key, values in found.items()}
