@@ -21,18 +21,21 @@ def decontaminate(prompts: Iterable[Prompt], evaluation: Iterable[Prompt]) -> tu
     Words are compared after lower-casing and without punctuation. Evaluation turns shorter than N_GRAM words count when
     the prompt contains them whole, from SHORTEST words on.
     """
-    grams: set[tuple[str, ...]] = set()
     equal: set[tuple[str, ...]] = set()
-    for turn in (turn for prompt in evaluation for turn in prompt.turns):
-        row = words(turn)
+    grams: dict[tuple[str, ...], set[tuple[str, ...]]] = {}  # by their first SHORTEST words
+    for row in (words(turn) for prompt in evaluation for turn in prompt.turns):
         equal.add(tuple(row))
         if len(row) >= SHORTEST:
-            grams.update(_windows(row, min(N_GRAM, len(row))))
-    sizes = sorted({len(gram) for gram in grams})
+            for gram in _windows(row, min(N_GRAM, len(row))):
+                grams.setdefault(gram[:SHORTEST], set()).add(gram)
 
     def overlaps(turn: str) -> bool:
         row = words(turn)
-        return tuple(row) in equal or any(gram in grams for size in sizes for gram in _windows(row, size))
+        return tuple(row) in equal or any(
+            tuple(row[start : start + len(gram)]) == gram
+            for start, head in enumerate(_windows(row, SHORTEST))
+            for gram in grams.get(head, ())
+        )
 
     kept: list[Prompt] = []
     dropped: list[Prompt] = []

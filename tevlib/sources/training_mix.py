@@ -50,19 +50,17 @@ def _clean_pools(seed: int) -> dict[str, list[Prompt]]:
     """Per topic: its prompts, short enough, distinct, decontaminated, shuffled."""
     evaluation = [prompt for suite in SUITES for prompt in suite_from_wheels(suite)]
     seen: set[str] = set()
-    pools, n_dropped = {}, 0
+    prompts = []
     for topic, (_, texts) in SHARES.items():
-        distinct = []
         for index, text in enumerate(texts()):
             if text not in seen and len(text.split()) <= MAX_WORDS:
                 seen.add(text)
-                distinct.append(Prompt(f"train/{topic}/{index}", f"train/{topic}", (text,)))
-        pools[topic], dropped = decontaminate(distinct, evaluation)
-        n_dropped += len(dropped)
-        random.Random(f"{seed}/{topic}").shuffle(pools[topic])
-    log.info(
-        "training prompts: %d kept, %d dropped as overlapping with a suite", sum(map(len, pools.values())), n_dropped
-    )
+                prompts.append(Prompt(f"train/{topic}/{index}", f"train/{topic}", (text,)))
+    kept, dropped = decontaminate(prompts, evaluation)
+    log.info("training prompts: %d kept, %d dropped as overlapping with a suite", len(kept), len(dropped))
+    pools = {topic: [prompt for prompt in kept if prompt.suite == f"train/{topic}"] for topic in SHARES}
+    for topic, pool in pools.items():
+        random.Random(f"{seed}/{topic}").shuffle(pool)
     return pools
 
 
