@@ -1,0 +1,7 @@
+"""`python -m tevlib`."""
+
+import sys
+
+from tevlib.cli import main
+
+sys.exit(main())

@@ -1,0 +1,171 @@
+"""`python -m tevlib ...`: a thin door to sources, suite and report. What a command needs is imported when it runs."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from tevlib import __version__
+from tevlib.suite.names import check_name, did_you_mean
+
+EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+TABLES = ("4",)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of a command line: 0 done, 1 cells failed, 2 a bad request (one line says what), 130 Ctrl-C."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    parser = _parser()
+    first = next((word for word in arguments if not word.startswith("-")), None)
+    if first is not None and first not in COMMANDS:  # argparse would list the commands, and guess none
+        parser.error(f"unknown command {first!r}; known: {', '.join(COMMANDS)}{did_you_mean(first, COMMANDS)}")
+    options = parser.parse_args(arguments)
+    try:
+        return options.command(options)
+    except KeyboardInterrupt:
+        print("\ninterrupted; what is finished is kept, the same command goes on from there", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError, RuntimeError) as error:
+        if options.traceback:
+            raise
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def fetch(options: argparse.Namespace) -> int:
+    """Bring the offline prompts and the laptop target into the cache."""
+    from tevlib.sources.assets import cache_dir
+    from tevlib.sources.assets import fetch as fetch_assets
+
+    paths = fetch_assets(options.names or None)
+    print(f"{len(paths)} files in {cache_dir()}")
+    return 0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run every unfinished cell of a profile, then write and print its tables."""
+    from tevlib.suite.batch import CELL_TIMEOUT_S, run_cells
+
+    if options.dry_run:
+        return cells(options)
+    todo = _cells(options)
+    summary = run_cells(todo, keep_going=not options.fail_fast, timeout=options.timeout or CELL_TIMEOUT_S)
+    _write_tables(options)
+    print(f"\n{summary}")
+    for cell, error in summary.failures:
+        print(f"failed: {cell}: {error}", file=sys.stderr)
+    return EXIT_FAILED if summary.failures else 0
+
+
+def cells(options: argparse.Namespace) -> int:
+    """List the cells of a profile with their state."""
+    from tevlib.suite.records import outcome, record_path
+
+    planned = _cells(options)
+    states = [outcome(cell)["status"] for cell in planned]
+    for cell, state in zip(planned, states, strict=True):
+        print(f"{record_path(cell).stem}  {state:8}  {cell.table}  {cell}")
+    print(f"{len(planned)} cells, {states.count('finished')} finished, {states.count('failed')} failed")
+    return 0
+
+
+def table(options: argparse.Namespace) -> int:
+    """Write and print a table from the records that there are."""
+    options.tables = [options.number]
+    _write_tables(options)
+    return 0
+
+
+def notebook(options: argparse.Namespace) -> int:
+    """Run one notebook with parameters."""
+    import nbformat
+
+    from tevlib.suite.notebook import notebook_path, run_notebook
+    from tevlib.suite.parameters import declared, from_text
+
+    path = notebook_path(options.name)
+    known = declared(nbformat.read(path, as_version=4), path.name)
+    if options.parameters_help:
+        for parameter in known.values():
+            print(f"{parameter.name} = {parameter.default!r}  # {parameter.help}")
+        return 0
+    values = {}
+    for pair in options.parameter:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise ValueError(f"a parameter is written name=value, got {pair!r}")
+        values[name] = from_text(text, known[check_name(f"parameter of {path.name}", name, known)])
+    print(run_notebook(path, values, options.output, timeout=options.timeout, progress=True))
+    return 0
+
+
+COMMANDS = {
+    "fetch": (fetch, "bring the offline prompts and the laptop target into the cache"),
+    "run": (run, "run the unfinished cells of a profile, then write and print the tables"),
+    "cells": (cells, "list the cells of a profile with their state"),
+    "table": (table, "write and print a table from the records that there are"),
+    "notebook": (notebook, "run one notebook with parameters"),
+}
+
+
+def _cells(options: argparse.Namespace) -> list:
+    from tevlib.suite.cells import load_profile
+
+    return load_profile(options.profile, tables=[f"table{number}" for number in options.tables])
+
+
+def _write_tables(options: argparse.Namespace) -> None:
+    from tevlib.report.tables import audit_columns, layout, markdown, table4, write_table
+    from tevlib.suite.paths import home
+    from tevlib.suite.records import outcome
+
+    found = table4([outcome(cell) for cell in _cells(options)])
+    paths = write_table(found, home() / "data" / "tables", "table4")
+    print("\n" + found.attrs["caption"], markdown(layout(found)), markdown(audit_columns(found)), sep="\n\n")
+    print("\ntable:  ", *(str(path) for path in paths))
+    print("records:", home() / "data" / "results" / "table4")
+    print("notebooks as they ran:", home() / "runs" / options.profile)
+
+
+def _one_of(kind: str, known: Sequence[str]):
+    """An argparse type for names: unknown ones are answered with the nearest known one."""
+
+    def convert(text: str) -> str:
+        try:
+            return check_name(kind, text, known)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tevlib", description="Exit-guided speculative decoding.")
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    names = parser.add_subparsers(title="commands", required=True, metavar="command")
+    made = {}
+    for name, (function, text) in COMMANDS.items():
+        made[name] = names.add_parser(name, help=text, description=function.__doc__)
+        made[name].set_defaults(command=function)
+    made["fetch"].add_argument("names", nargs="*", help="wheels to bring (default: all)")
+    for name in ("run", "cells", "table"):
+        made[name].add_argument("--profile", default="laptop", help="smoke, laptop, paper, or a YAML file")
+    for name in ("run", "cells"):
+        tables = made[name].add_argument(
+            "--tables", nargs="+", default=list(TABLES), help="which tables (default: all)"
+        )
+        tables.type = _one_of("table", TABLES)
+    made["table"].add_argument("number", type=_one_of("table", TABLES), help="which table")
+    made["run"].add_argument("--dry-run", action="store_true", help="list the cells, run nothing")
+    made["run"].add_argument("--fail-fast", action="store_true", help="stop at the first cell that fails")
+    for name in ("run", "notebook"):
+        made[name].add_argument("--timeout", type=float, help="seconds that one notebook cell may take")
+    made["notebook"].add_argument("name", help="a notebook of notebooks/, or a path")
+    made["notebook"].add_argument("parameter", nargs="*", help="name=value")
+    made["notebook"].add_argument("--output", help="where the executed notebook goes (default: runs/<name>.ipynb)")
+    made["notebook"].add_argument("--parameters-help", action="store_true", help="list the notebook's parameters")
+    return parser

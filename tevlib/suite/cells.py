@@ -1,0 +1,181 @@
+"""A cell is one row of work: what is decoded with what. Profiles are lists of cells, written as YAML.
+
+A cell's hash names its record. It covers everything that decides the result: the cell's fields, the drafter's and
+target's files, and the meaning of the code; editing a comment or a docstring leaves it as it was.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tevlib.sources.prompts import SUITES
+from tevlib.suite.code_hash import code_digest, files_digest
+from tevlib.suite.names import check_name, did_you_mean
+from tevlib.suite.paths import from_repository, repository
+
+NOTEBOOK = "21_decode_cell"
+PROFILES = ("smoke", "laptop", "paper")
+# The names that tevlib.trees and tevlib.decoding go by, kept here so that planning loads no torch.
+BUILDERS = ("best_first", "chain", "opt_tree", "sampled_chain")
+VERIFIERS = ("greedy", "predraw", "sequential_residual", "tev")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One decode cell: `prompts` prompts of `suite`, autoregressive against speculative, `repeats` times.
+
+    profile and table name what the cell belongs to; role names the drafter's place in the paper's tables (`original`,
+    `exit`, ...). prompts None takes the whole suite. Relative drafter and target folders start at the repository's
+    root. Raises `ValueError` for every field that cannot be run, before any work.
+    """
+
+    profile: str
+    table: str
+    target: str
+    role: str
+    drafter: str
+    builder: str
+    verifier: str
+    budget: int
+    temperature: float
+    top_p: float
+    top_k: int
+    suite: str
+    prompts: int | None
+    max_new_tokens: int
+    dtype: str
+    seed: int
+    repeats: int = 1
+
+    def __post_init__(self):
+        for name in ("profile", "table", "role"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.replace("_", "").replace("-", "").isalnum():
+                raise ValueError(f"{name} must be a plain name (letters, digits, - and _), got {value!r}")
+        check_name("builder", self.builder, BUILDERS)
+        check_name("verifier", self.verifier, VERIFIERS)
+        check_name("dtype", self.dtype, DTYPES)
+        _check_suite(self.suite)
+        for name, least in (("budget", 0), ("top_k", 0), ("max_new_tokens", 1), ("seed", 0), ("repeats", 1)):
+            _check_int(name, getattr(self, name), least)
+        if self.prompts is not None:
+            _check_int("prompts", self.prompts, 1)
+        if not _is_number(self.temperature) or not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be a finite number >= 0, got {self.temperature!r}")
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p!r}")
+        _check_drafter(self.drafter)
+
+    def fields(self) -> dict:
+        """The fields as a JSON-ready dict; `Cell(**cell.fields()) == cell`."""
+        return dataclasses.asdict(self)
+
+    def hash12(self) -> str:
+        """The first 12 hex digits of the digest of everything that decides this cell's result."""
+        known = {
+            "cell": self.fields() | {"temperature": float(self.temperature), "top_p": float(self.top_p)},
+            "files": {name: _content(getattr(self, name)) for name in ("drafter", "target", "suite")},
+            "code": code_digest(repository() / "notebooks" / f"{NOTEBOOK}.ipynb"),
+        }
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+
+    def __str__(self) -> str:
+        return f"{self.role} + {self.verifier} on {Path(self.suite).stem}, B={self.budget}, T={self.temperature:g}"
+
+
+def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Cell]:
+    """The cells of a profile (`smoke`, `laptop`, `paper`, or the path of a YAML file), of `tables` only if given.
+
+    Raises `ValueError` for an unknown profile, table or field and for a cell that cannot be run.
+    """
+    path = Path(name).expanduser() if str(name).endswith((".yaml", ".yml")) else None
+    if path is None:
+        path = Path(__file__).parent / "profiles" / f"{check_name('profile', name, PROFILES)}.yaml"
+    if not path.is_file():
+        raise ValueError(f"no profile at {path}")
+    try:
+        written = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    _check_keys(written, {"defaults", "tables"}, str(path))
+    wanted = [str(table) for table in tables or written["tables"]]
+    known = {str(table): body for table, body in written["tables"].items()}
+    for table in wanted:
+        check_name(f"table of profile {path.stem}", table, known)
+    return [cell for table in wanted for cell in _expand(path.stem, table, written.get("defaults") or {}, known[table])]
+
+
+def _expand(profile: str, table: str, defaults: dict, body: dict) -> list[Cell]:
+    """One cell for each target, drafter, temperature, budget, verifier and suite of a table's YAML body."""
+    settings = defaults | body
+    plural = {"drafters", "verifiers", "budgets", "temperatures", "suites"}
+    plain = {field.name for field in dataclasses.fields(Cell)} - {
+        "profile", "table", "role", "drafter", "verifier", "budget", "temperature", "suite", "prompts", "repeats",
+    }  # fmt: skip
+    _check_keys(settings, plural | plain, f"table {table} of profile {profile}")
+    if missing := sorted((plural | plain) - set(settings)):
+        raise ValueError(f"table {table} of profile {profile} lacks {', '.join(missing)}")
+    common = {key: settings[key] for key in plain}
+    combinations = itertools.product(
+        settings["drafters"].items(), settings["temperatures"], settings["budgets"], settings["verifiers"],
+        settings["suites"].items(),
+    )  # fmt: skip
+    return [
+        Cell(
+            profile=profile, table=table, role=role, drafter=drafter, verifier=verifier, budget=budget,
+            temperature=temperature, suite=suite, **size, **common,
+        )
+        for (role, drafter), temperature, budget, verifier, (suite, size) in combinations
+    ]  # fmt: skip
+
+
+def _check_keys(given: object, known: set[str], where: str) -> None:
+    if not isinstance(given, dict):
+        raise ValueError(f"{where} must be a mapping, got {given!r}")
+    for key in given:
+        if key not in known:
+            raise ValueError(f"{where}: unknown key {key!r}{did_you_mean(str(key), known)}")
+
+
+def _check_int(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_suite(suite: object) -> None:
+    if str(suite).endswith(".jsonl"):
+        if not from_repository(str(suite)).is_file():
+            raise ValueError(f"no prompts at {suite}")
+    else:
+        check_name("suite (or .jsonl file)", suite, SUITES)
+
+
+def _check_drafter(drafter: str) -> None:
+    if is_hub_id(drafter):
+        return
+    folder = from_repository(drafter)
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        raise ValueError(f"no drafter at {drafter}: a folder with config.json and model.safetensors is wanted")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form of a hub id (`owner/model`) and no such folder exists here."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not from_repository(name).exists()
+
+
+def _content(name: str) -> str:
+    """Digest of the file or folder that `name` points to, or `name` itself where it is only a name."""
+    path = from_repository(name)
+    return files_digest(path) if name not in SUITES and path.exists() else name

@@ -1,0 +1,69 @@
+"""Digests of what decides a result: the code's meaning and the files it reads, not their layout."""
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+import tevlib
+
+DECIDES = ("trees", "sources", "decoding", "suite/decode_cell.py", "suite/metrics.py")  # inside the package
+
+
+def normalised(source: str) -> str:
+    """`source` as Python writes its syntax tree: comments, docstrings, white space and quotes make no difference.
+
+    Text that is no Python (a notebook cell with magics) comes back with the white space at its ends removed.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return source.strip()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def code_digest(notebook: Path, package: Path | None = None) -> str:
+    """Hex digest of the package code that decides a decode cell's result and of `notebook`'s code cells."""
+    package = package or Path(tevlib.__file__).parent
+    parts = []
+    for name in DECIDES:
+        path = package / name
+        for file in [path] if path.is_file() else sorted([*path.rglob("*.py"), *path.rglob("*.txt")]):
+            text = file.read_text(encoding="utf-8")
+            parts.append((file.relative_to(package).as_posix(), normalised(text) if file.suffix == ".py" else text))
+    parts.append((notebook.name, notebook_code(notebook)))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def notebook_code(notebook: Path) -> list[str]:
+    """The normalised code cells of a notebook, without its parameters cell (a cell's own values replace it)."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = [c for c in cells if c["cell_type"] == "code" and "parameters" not in c["metadata"].get("tags", [])]
+    return [normalised("".join(cell["source"])) for cell in code]
+
+
+def files_digest(path: Path) -> str:
+    """Hex digest of a file, or of the names and bytes of all files under a folder except Markdown and hidden ones."""
+    if path.is_file():
+        return _file_digest(path, path.stat().st_size, path.stat().st_mtime_ns)
+    return _digest_of(
+        (file.relative_to(path).as_posix(), _file_digest(file, file.stat().st_size, file.stat().st_mtime_ns))
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.suffix != ".md" and not file.name.startswith(".")
+    )
+
+
+def _digest_of(parts: Iterable) -> str:
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _file_digest(path: Path, size: int, mtime_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
