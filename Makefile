@@ -1,0 +1,48 @@
+# make reproduce   set up, fetch, run the laptop profile, print and write Table 4
+# make test        set up, fetch, all tests          make quick   the fast ones
+# make lab         JupyterLab on the notebooks       make lint    ruff and clean notebooks
+# Variables: PROFILE=smoke|laptop|paper   PYTHON=python3.12   VENV=folder
+
+PYTHON ?= python3
+VENV ?= .venv
+PROFILE ?= laptop
+BIN := $(VENV)/bin
+INPUTS := requirements.txt constraints.txt pyproject.toml
+STRIP := --extra-keys "metadata.papermill cell.metadata.papermill" --keep-id
+
+.PHONY: reproduce test quick lab lint clean
+
+reproduce: $(VENV)/.runtime
+	@$(BIN)/python -m tevlib fetch
+	@$(BIN)/python -m tevlib run --profile $(PROFILE) --tables 4
+
+test: $(VENV)/.development
+	@$(BIN)/python -m tevlib fetch
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST)
+
+quick: $(VENV)/.development
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow" $(PYTEST)
+
+lab: $(VENV)/.runtime
+	$(BIN)/jupyter lab notebooks
+
+lint: $(VENV)/.development
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/nbstripout --verify $(STRIP) notebooks/*.ipynb
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis runs/.partial
+
+# A stamp is older than a requirement file when that file changed: pip then runs again, else not.
+$(VENV)/.runtime: $(INPUTS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements.txt -e .
+	@touch $@
+
+$(VENV)/.development: $(INPUTS) requirements-dev.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt -e .
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
