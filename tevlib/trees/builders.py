@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tevlib.trees.draft_tree import DraftTree
-from tevlib.trees.sampling import argmax_lowest, at_least_float32
+from tevlib.trees.sampling import argmax_lowest, at_least_float32, check_rows
 from tevlib.trees.top_tokens import top_tokens
 
 Level = tuple[Tensor, Tensor, Tensor]
@@ -93,12 +93,13 @@ def oracle_tree(score: Callable[[DraftTree], Tensor], budget: int, root_token: i
         return tree
     levels: list[Level] = []
     for depth in range(depth_limit):
-        rows = at_least_float32(score(tree)).log_softmax(-1)
+        rows = at_least_float32(score(tree))
+        check_rows(rows.amax(-1), "node")
         frontier = tree.levels[depth].tolist() if depth <= tree.height else []
         if not frontier:
             break
         # Kept prefixes of the last level are the first of that level, in the same order.
-        gains, ids = top_tokens(rows[frontier], min(budget, rows.shape[-1]), label="target row of frontier node")
+        gains, ids = top_tokens(rows[frontier].log_softmax(-1), min(budget, rows.shape[-1]))
         reach = levels[-1][0][: len(frontier)] if levels else rows.new_zeros(1)
         scores, order = (reach.unsqueeze(-1) + gains).flatten().sort(descending=True, stable=True)
         order = order[:budget]
@@ -111,7 +112,7 @@ def _levels(log_probs: Tensor, budget: int) -> list[Level]:
     """The best `budget` prefixes of each depth, from the best `budget` of the depth above."""
     if budget == 0 or len(log_probs) == 0:
         return []
-    values, ids = top_tokens(log_probs, min(budget, log_probs.shape[-1]), label="row")
+    values, ids = top_tokens(log_probs, min(budget, log_probs.shape[-1]))
     if bool((values[:, 0] > 0).any()):
         row = int((values[:, 0] > 0).nonzero()[0])
         raise ValueError(f"row {row}: log-probability {float(values[row, 0])} is positive; give log_softmax rows")

@@ -9,21 +9,23 @@ from torch.nn.functional import pad
 _BLOCK = 64
 
 
-def top_tokens(rows: Tensor, k: int, *, label: str) -> tuple[Tensor, Tensor]:
+def top_tokens(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Values and token ids [H, k] of the `k` largest entries of each row of `rows` [H, V], best first.
 
     Equal values come in order of token id, and when they straddle the k-th place the lowest ids are taken. Entries of
     -inf may fill places at the end. Needs 1 <= k <= V.
     """
     h, v = rows.shape
-    # The k-th largest block maximum is a floor under the k-th largest entry: few entries reach it.
-    blocks = pad(rows, (0, -v % _BLOCK), value=-torch.inf).unflatten(-1, (-1, _BLOCK)).amax(-1)
-    if k <= blocks.shape[-1]:
-        floor = blocks.topk(k, dim=-1).values[:, -1:]
-    else:
-        floor = rows.topk(k, dim=-1).values[:, -1:]
-    row, token = ((rows >= floor) & (rows > -torch.inf)).nonzero(as_tuple=True)  # by row, then by token id
-    value, order = rows[row, token].sort(descending=True, stable=True)
+    blocks = (rows if v % _BLOCK == 0 else pad(rows, (0, -v % _BLOCK), value=-torch.inf)).unflatten(-1, (-1, _BLOCK))
+    block_max = blocks.amax(-1)
+    # The k-th largest block maximum is a floor under the k-th largest entry: few blocks and entries reach it.
+    floor = (block_max if k <= block_max.shape[-1] else rows).topk(k, dim=-1).values[:, -1:]
+    row, block = (block_max >= floor).nonzero(as_tuple=True)
+    entries = blocks[row, block]
+    hit, place = ((entries >= floor[row]) & (entries > -torch.inf)).nonzero(as_tuple=True)
+    row, token = row[hit], block[hit] * _BLOCK + place  # by row, then by token id
+
+    value, order = entries[hit, place].sort(descending=True, stable=True)
     row, by_row = row[order].sort(stable=True)
     order = order[by_row]
     counts = torch.bincount(row, minlength=h)
