@@ -1,0 +1,114 @@
+"""Every test runs offline, on one thread, and leaves the checkout alone. Fixtures: a results folder, tiny models."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A results folder of the test's own, for this process and for the kernels and runners it starts."""
+    monkeypatch.setenv("TEVLIB_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """Folder with a random `target` of four tiny layers (bytes as tokens), a random `drafter-tiny`, a `chat.jsonl`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from tevlib.decoding.checkpoint import save_drafter
+    from tevlib.decoding.drafter import DFlashDraftModel
+    from tevlib.decoding.load import load_target
+    from tevlib.training.initialise import drafter_config
+
+    folder = tmp_path_factory.mktemp("tiny")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>")
+    config = LlamaConfig(
+        vocab_size=len(fast), hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=fast.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder / "target")
+        fast.save_pretrained(folder / "target")
+        target = load_target(folder / "target", dtype="float32")
+        shape = drafter_config(target, layers=1, block_size=4, taps=(0, 2), mask_id=fast.pad_token_id)
+        save_drafter(DFlashDraftModel(shape), folder / "drafter-tiny", target=target)
+    (folder / "chat.jsonl").write_text('{"turns": ["Say a.", "Say b."]}\n{"turns": ["Say c."]}\n')
+    return folder
+
+
+@pytest.fixture
+def tiny_fields(tiny, home):
+    """The fields of a `Cell` on the tiny models."""
+    return {
+        "profile": "test", "table": "table4", "target": str(tiny / "target"), "role": "original",
+        "drafter": str(tiny / "drafter-tiny"), "builder": "best_first", "verifier": "tev", "budget": 6,
+        "temperature": 1.0, "top_p": 1.0, "top_k": 0, "suite": str(tiny / "chat.jsonl"), "prompts": None,
+        "max_new_tokens": 12, "dtype": "float32", "seed": 0, "repeats": 1,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def tiny_cell(tiny_fields):
+    """A function: a `Cell` on the tiny models with the given fields changed."""
+    from tevlib.suite.cells import Cell
+
+    return lambda **changed: Cell(**tiny_fields | changed)
+
+
+@pytest.fixture
+def write_notebook(tmp_path):
+    """A function: write a notebook of the given code cells, a parameters cell first, and return its path."""
+    import nbformat
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    def write(*cells, parameters="a: int = 1  # a number\n", name="throw away.ipynb", kernel="python3"):
+        notebook = new_notebook(
+            metadata={"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}}
+        )
+        if parameters is not None:
+            notebook.cells.append(new_code_cell(parameters, metadata={"tags": ["parameters"]}))
+        notebook.cells += [new_code_cell(source) for source in cells]
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, path)
+        return path
+
+    return write
+
+
+def synthetic_record(cell, **changed):
+    """A finished record's body for `cell` without decoding anything: three answers, numbers chosen by hand."""
+    from tevlib.suite.metrics import summarise
+
+    row = {
+        "status": "ok", "turn": 0, "repeat": 0, "ar_tokens": 11, "ar_s": 1.0, "ar_prefill_s": 0.1, "tokens": 11,
+        "spec_s": 0.5, "prefill_s": 0.1, "stage_s": {"draft": 0.1}, "rounds": 5, "lengths": 10, "emitted": 10,
+        "ceilings": 10.5, "squares": 1.0, "nodes": 85, "stop": "length", "ar_stop": "length",
+    }  # fmt: skip
+    responses = [row | {"id": f"p/{i}"} for i in range(3)]
+    return {
+        "hash": cell.hash12(), "profile": cell.profile, "table": cell.table, "cell": cell.fields(),
+        "metrics": summarise(responses, resamples=50), "device": {"name": "a cpu", "threads": 2},
+        "target": {"revision": "r1"}, "drafter": {"block_size": 4}, "provenance": {}, "wall_s": 1.0,
+        "started_at": "2026-01-01T00:00:00+00:00", "responses": responses,
+    } | changed  # fmt: skip
+
+
+@pytest.fixture
+def record_of():
+    """The function `synthetic_record`."""
+    return synthetic_record
