@@ -23,7 +23,7 @@ def accepts(probability):
 
 
 def walk(tree, logits, acceptance, bonus_weights):
-    """A child-by-child verifier with given rules: acceptance(p, token, removed mass), bonus_weights(p, child tokens)."""
+    """A child-by-child verifier with given acceptance(p, token, removed mass) and bonus_weights(p, child tokens)."""
     node = 0
     while True:
         p = logits[node].softmax(-1)
@@ -168,7 +168,7 @@ def test_right_rules_pass(verifier, monkeypatch):
 @pytest.mark.parametrize("verifier", BROKEN)
 def test_broken_verifiers_fail(verifier, monkeypatch):
     """Each deliberately wrong verifier is caught by the joint-law check."""
-    with pytest.raises(AssertionError, match="probability .* expected"):
+    with pytest.raises(AssertionError, match=r"probability .* expected"):
         check_exactness(verifier, monkeypatch)
 
 

@@ -85,7 +85,7 @@ def test_malformed_trees_are_refused(tokens, parents, message):
 
 def test_a_child_whose_parent_was_dropped_is_refused():
     """Ancestor closure: taking node 1 out of [-1, 0, 1, 2] without renumbering leaves a node without a parent."""
-    with pytest.raises(ValueError, match="node 1: its ancestors form a cycle|node 1: parent 1"):
+    with pytest.raises(ValueError, match="node 1: its ancestors form a cycle 1 -> 1"):
         DraftTree([0, 6, 7], [-1, 1, 2])
 
 

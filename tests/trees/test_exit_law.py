@@ -48,7 +48,7 @@ def test_block_length_counts_every_round_and_the_bonus():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_small_tree_matches_the_definition(dtype):
-    """All trees of at most 5 nodes: P, rho, w equal Eqs. 2 and 4 computed in plain Python, from logits and from probs."""
+    """All trees of at most 5 nodes: P, rho, w equal Eqs. 2 and 4 in plain Python, from logits and from probs."""
     tolerance = 1e-12 if dtype == torch.float64 else 1e-6
     for seed, parents in enumerate(parent_arrays(5)):
         tree, tokens, probs = random_case(parents, 5, seed)
@@ -131,7 +131,7 @@ def random_tree(nodes, vocabulary, reach, seed):
 )
 @pytest.mark.parametrize("sharp", [False, True])
 def test_total_mass_at_size(nodes, vocabulary, reach, sharp, dtype, tolerance):
-    """sum w = 1 for bushy trees and chains of up to 1,024 nodes and large vocabularies, flat laws and confident ones."""
+    """sum w = 1 for bushy trees and chains of up to 1,024 nodes, large vocabularies, flat and confident laws."""
     tree = random_tree(nodes, vocabulary, reach, seed=nodes)
     logits = torch.randn(nodes, vocabulary, dtype=dtype, generator=torch.Generator().manual_seed(1)) * 4
     if sharp:

@@ -137,7 +137,7 @@ def heap_tree(log_probs, budget, depth_limit=None):
             score = parent_score + log_probs[depth, token]
             if score > -math.inf:
                 key = (-float(score), depth, parent_key, rank)
-                heapq.heappush(heap, (key, score, path + [token], parent_key, parent_score))
+                heapq.heappush(heap, (key, score, [*path, token], parent_key, parent_score))
 
     push(0, (), log_probs.new_zeros(()), [], 0)
     while heap and len(popped) < budget:

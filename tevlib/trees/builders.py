@@ -110,12 +110,10 @@ def oracle_tree(score: Callable[[DraftTree], Tensor], budget: int, root_token: i
 
 def _levels(log_probs: Tensor, budget: int) -> list[Level]:
     """The best `budget` prefixes of each depth, from the best `budget` of the depth above."""
-    if budget == 0 or len(log_probs) == 0:
+    budget = min(budget, _full_size(log_probs, budget))
+    if budget == 0:
         return []
     values, ids = top_tokens(log_probs, min(budget, log_probs.shape[-1]))
-    if bool((values[:, 0] > 0).any()):
-        row = int((values[:, 0] > 0).nonzero()[0])
-        raise ValueError(f"row {row}: log-probability {float(values[row, 0])} is positive; give log_softmax rows")
     above, below = _staircase(budget, values.shape[-1], values.device)
     scores = values.new_zeros(1)
     levels = []
@@ -174,9 +172,12 @@ def check_log_probs(log_probs: Tensor, budget: int, depth_limit: int | None = No
     budget = _check_count(budget, "budget")
     if log_probs.ndim != 2:
         raise ValueError(f"log_probs must be [H, V]; got shape {tuple(log_probs.shape)}")
-    nan = log_probs.amax(-1).isnan()
-    if nan.any():
-        raise ValueError(f"row {int(nan.nonzero()[0])}: log_probs holds NaN")
+    row_max = log_probs.amax(-1)
+    bad = ~(row_max <= 0)
+    if bad.any():
+        row = int(bad.nonzero()[0])
+        fault = "NaN" if row_max[row].isnan() else f"{float(row_max[row])} > 0 (rows must be log_softmax)"
+        raise ValueError(f"row {row}: log_probs holds {fault}")
     if depth_limit is not None:
         log_probs = log_probs[: _check_count(depth_limit, "depth_limit")]
     return budget, at_least_float32(log_probs.detach())
@@ -197,19 +198,22 @@ def _check_count(value: int, name: str) -> int:
 def _warn_if_short(tree: DraftTree, budget: int, log_probs: Tensor) -> None:
     """Warn when -inf log-probabilities, not the size of the full tree, kept the tree below its budget."""
     nodes = len(tree) - 1
-    if nodes == budget:
-        return
-    depths, vocabulary = log_probs.shape
-    full = 0
-    for depth in range(1, depths + 1):
-        full += vocabulary**depth
-        if full >= budget:
-            break
-    if nodes < min(budget, full):
+    possible = min(budget, _full_size(log_probs, budget))
+    if nodes < possible:
         warnings.warn(
-            f"only {nodes} prefixes have a finite draft score: the tree has {nodes} of {min(budget, full)} nodes",
-            stacklevel=3,
+            f"only {nodes} prefixes have a finite draft score: the tree has {nodes} of {possible} nodes", stacklevel=3
         )
+
+
+def _full_size(log_probs: Tensor, enough: int) -> int:
+    """Non-root nodes of the full tree over the rows of `log_probs`; counting stops once there are `enough`."""
+    depths, vocabulary = log_probs.shape
+    size = 0
+    for depth in range(1, depths + 1):
+        size += vocabulary**depth
+        if size >= enough:
+            break
+    return size
 
 
 BUILDERS = {"best_first": best_first_tree, "chain": chain_tree, "opt_tree": opt_tree}

@@ -108,7 +108,8 @@ def exit_law(
             raise ValueError(f"probs are a law already; give logits to use temperature {temperature}")
         _check_laws(rows)
     else:
-        check_rows(rows.amax(-1), "node")
+        row_max = rows.amax(-1)
+        check_rows(row_max, "node")
 
     internal = torch.tensor(tree.internal, dtype=torch.long, device=rows.device)
     if probs is not None:
@@ -121,7 +122,9 @@ def exit_law(
     parent_rows = row_of[parents]
 
     if probs is None and not is_greedy(temperature):
-        edge = _edge_log_probs(rows, inside, parents, parent_rows, tokens, temperature)
+        # log p measured from the row's largest entry, so that an unlikely edge does not underflow
+        below = (rows[parents, tokens].double() - row_max[parents].double()) / temperature
+        edge = below + inside.amax(-1).double().log()[parent_rows]
     else:
         edge = inside[parent_rows, tokens].double().log()
     inside[parent_rows, tokens] = 0
@@ -154,13 +157,6 @@ def check_shape(tree: DraftTree, rows: Tensor) -> None:
     token, node = tree.largest_token
     if token >= rows.shape[-1]:
         raise ValueError(f"node {node}: token {token} is outside the vocabulary of {rows.shape[-1]}")
-
-
-def _edge_log_probs(rows, laws, parents, parent_rows, tokens, temperature) -> Tensor:
-    """[N - 1] float64 log p of each edge, measured from its row's largest entry so that it does not underflow."""
-    row_max = rows.amax(-1)
-    below = (rows[parents, tokens].double() - row_max[parents].double()) / temperature
-    return below + laws.amax(-1).double().log()[parent_rows]
 
 
 def _sum_over_ancestors(tree: DraftTree, values: Tensor) -> Tensor:
