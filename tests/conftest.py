@@ -76,9 +76,7 @@ def write_notebook(tmp_path):
     from nbformat.v4 import new_code_cell, new_notebook
 
     def write(*cells, parameters="a: int = 1  # a number\n", name="throw away.ipynb", kernel="python3"):
-        notebook = new_notebook(
-            metadata={"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}}
-        )
+        notebook = new_notebook(metadata={"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}})
         if parameters is not None:
             notebook.cells.append(new_code_cell(parameters, metadata={"tags": ["parameters"]}))
         notebook.cells += [new_code_cell(source) for source in cells]

@@ -69,7 +69,9 @@ def loaded(*modules: str) -> set[str]:
 
 def names_of(floor: str) -> list[str]:
     files = [m for m in MODULES if floor_of(m) == floor]
-    return [".".join(("tevlib", *m.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__") for m in files]
+    return [
+        ".".join(("tevlib", *m.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__") for m in files
+    ]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,6 @@ def test_light_floors_load_nothing_heavy(floor, absent):
 
 
 def test_planning_loads_no_torch():
-    """The command line, cells, records and the batch load neither torch nor papermill: a finished suite ends at once."""
+    """Command line, cells, records and batch load neither torch nor papermill: a finished suite ends at once."""
     names = ("tevlib.cli", "tevlib.suite.cells", "tevlib.suite.records", "tevlib.suite.batch", "tevlib.report.tables")
     assert not loaded(*names) & {"torch", "transformers", "papermill", "jupyter_client"}

@@ -35,10 +35,9 @@ def code_digest(notebook: Path, package: Path | None = None) -> str:
     for name in DECIDES:
         path = package / name
         for file in [path] if path.is_file() else sorted([*path.rglob("*.py"), *path.rglob("*.txt")]):
-            text = file.read_text(encoding="utf-8")
-            parts.append((file.relative_to(package).as_posix(), normalised(text) if file.suffix == ".py" else text))
+            parts.append((file.relative_to(package).as_posix(), _source_digest(file, *_version(file))))
     parts.append((notebook.name, notebook_code(notebook)))
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return _digest_of(parts)
 
 
 def notebook_code(notebook: Path) -> list[str]:
@@ -51,9 +50,9 @@ def notebook_code(notebook: Path) -> list[str]:
 def files_digest(path: Path) -> str:
     """Hex digest of a file, or of the names and bytes of all files under a folder except Markdown and hidden ones."""
     if path.is_file():
-        return _file_digest(path, path.stat().st_size, path.stat().st_mtime_ns)
+        return _file_digest(path, *_version(path))
     return _digest_of(
-        (file.relative_to(path).as_posix(), _file_digest(file, file.stat().st_size, file.stat().st_mtime_ns))
+        (file.relative_to(path).as_posix(), _file_digest(file, *_version(file)))
         for file in sorted(path.rglob("*"))
         if file.is_file() and file.suffix != ".md" and not file.name.startswith(".")
     )
@@ -63,7 +62,19 @@ def _digest_of(parts: Iterable) -> str:
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
-@lru_cache(maxsize=256)
+def _version(file: Path) -> tuple[int, int]:
+    """Size and time of change: a file's digest is worked out once for each."""
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=1024)
+def _source_digest(path: Path, size: int, mtime_ns: int) -> str:
+    text = path.read_text(encoding="utf-8")
+    return _digest_of([normalised(text) if path.suffix == ".py" else text])
+
+
+@lru_cache(maxsize=1024)
 def _file_digest(path: Path, size: int, mtime_ns: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,182 @@
+"""Cells: what is refused before any work, and which edits change a cell's hash."""
+
+import json
+import math
+
+import pytest
+
+from tevlib.decoding.decode import SAMPLED_CHAIN
+from tevlib.decoding.load import DTYPES as LOADABLE
+from tevlib.suite import cells as planning
+from tevlib.suite.cells import Cell, load_profile
+from tevlib.suite.code_hash import code_digest, files_digest, normalised
+from tevlib.trees import builders, verifiers
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"suite": "gsm8"}, "did you mean 'gsm8k'"),
+        ({"suite": "missing.jsonl"}, "missing.jsonl"),
+        ({"verifier": "tve"}, "did you mean 'tev'"),
+        ({"builder": "bestfirst"}, "did you mean 'best_first'"),
+        ({"dtype": "bf16"}, "dtype"),
+        ({"budget": -1}, "budget must be an integer >= 0, got -1"),
+        ({"budget": 1.5}, "budget"),
+        ({"budget": True}, "budget"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"prompts": 0}, "prompts"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"seed": None}, "seed"),
+        ({"repeats": 0}, "repeats"),
+        ({"drafter": "/no/such/drafter"}, "no drafter at /no/such/drafter"),
+        ({"table": "../elsewhere"}, "table must be a plain name"),
+    ],
+)
+def test_bad_cells_are_refused_by_name(tiny_cell, changed, words):
+    """Every field that cannot be run is a ValueError that names it, before a model or a prompt is loaded."""
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        tiny_cell(**changed)
+
+
+def test_names_are_those_of_the_code():
+    """The names that planning knows without torch are the ones that the decode loop, builders and verifiers go by."""
+    assert set(planning.BUILDERS) == {*builders.BUILDERS, SAMPLED_CHAIN}
+    assert set(planning.VERIFIERS) == set(verifiers.VERIFIERS)
+    assert set(planning.DTYPES) == set(LOADABLE)
+
+
+def test_profiles_expand_to_valid_distinct_cells(monkeypatch):
+    """Each shipped profile gives table 4's cells, all four suites in each, every hash its own."""
+    monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
+    for name in planning.PROFILES:
+        cells = load_profile(name)
+        assert {cell.suite for cell in cells} == {"mt_bench", "humaneval", "gsm8k", "math500"}
+        assert {cell.profile for cell in cells} == {name}
+        assert len({cell.hash12() for cell in cells}) == len(cells) == len(set(cells))
+    paper = {cell.suite: (cell.prompts, cell.repeats) for cell in load_profile("paper")}
+    assert paper == {"mt_bench": (80, 2), "humaneval": (164, 3), "gsm8k": (128, 3), "math500": (128, 3)}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tables: {table4: {budgte: 3}}", "unknown key 'budgte'"),
+        ("tables: {table4: {budgets: [3]}}", "lacks"),
+        ("tabels: {}", "unknown key 'tabels'; did you mean 'tables'"),
+        ("[1", "not YAML"),
+    ],
+)
+def test_bad_profiles_are_refused(tmp_path, text, words):
+    """A profile of one's own with a wrong key, a missing one or no YAML at all is named with what is wrong."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        load_profile(str(path))
+
+
+def test_unknown_profiles_and_tables_are_answered_with_the_nearest(monkeypatch):
+    """`labtop` is answered with `laptop`, `table44` with the tables there are."""
+    monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
+    with pytest.raises(ValueError, match="did you mean 'laptop'"):
+        load_profile("labtop")
+    with pytest.raises(ValueError, match="did you mean 'table4'"):
+        load_profile("smoke", tables=["table44"])
+
+
+def test_a_cell_survives_json(tiny_cell):
+    """A cell's fields go through JSON and come back as the same cell with the same hash."""
+    cell = tiny_cell(temperature=1)
+    again = Cell(**json.loads(json.dumps(cell.fields())))
+    assert again == cell and again.hash12() == cell.hash12() == tiny_cell(temperature=1.0).hash12()
+
+
+def test_every_field_and_file_decides_the_hash(tiny_cell, tiny):
+    """Another field, another drafter file or another prompt file: another hash; a drafter's card decides nothing."""
+    before = tiny_cell().hash12()
+    changes = {
+        "seed": 1,
+        "budget": 7,
+        "verifier": "predraw",
+        "top_p": 0.9,
+        "repeats": 2,
+        "profile": "other",
+        "prompts": 1,
+    }
+    assert len({before} | {tiny_cell(**{key: value}).hash12() for key, value in changes.items()}) == 1 + len(changes)
+    for file, decides in (("drafter-tiny/config.json", True), ("chat.jsonl", True), ("drafter-tiny/README.md", False)):
+        path = tiny / file
+        kept = path.read_bytes() if path.exists() else None
+        path.write_bytes((kept or b"# card") + b"\n")
+        try:
+            assert (tiny_cell().hash12() != before) == decides, file
+        finally:
+            path.write_bytes(kept) if kept is not None else path.unlink()
+    assert tiny_cell().hash12() == before
+
+
+SOURCE = 'def f(x):\n    """Doc."""\n    # why\n    return x + 1\n'
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        "def f(x):\n    return x + 1\n",
+        'def f( x ):\n    """Another."""\n\n    return (x + 1)  # because\n',
+    ],
+)
+def test_prose_edits_change_no_digest(edited):
+    """Comments, docstrings, blank lines and brackets leave the normalised code as it was."""
+    assert normalised(edited) == normalised(SOURCE)
+
+
+@pytest.mark.parametrize("edited", ["def f(x):\n    return x + 2\n", "def f(x, y=1):\n    return x + 1\n"])
+def test_algorithm_edits_change_the_digest(edited):
+    """A changed constant or signature is another program."""
+    assert normalised(edited) != normalised(SOURCE)
+
+
+def test_code_that_is_no_python_is_compared_as_text():
+    """A notebook cell with a magic does not stop the digest; its text decides."""
+    assert normalised("%matplotlib inline\n") == normalised("%matplotlib inline") != normalised("%matplotlib agg")
+
+
+def test_code_digest_follows_the_deciding_files(tmp_path, write_notebook):
+    """Edits of an algorithm or of a notebook's code rerun; those of a default, of prose or of the report do not."""
+    package = tmp_path / "tevlib"
+    for name in (
+        "trees/a.py",
+        "sources/b.py",
+        "decoding/c.py",
+        "suite/decode_cell.py",
+        "suite/metrics.py",
+        "report/t.py",
+    ):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(SOURCE)
+    notebook = write_notebook("x = 1")
+    before = code_digest(notebook, package)
+    (package / "report/t.py").write_text("y = 2")
+    (package / "trees/a.py").write_text(SOURCE.replace("# why", "# how"))
+    write_notebook("x = 1  # said better", parameters="a: int = 5\n")
+    assert code_digest(notebook, package) == before
+    (package / "trees/a.py").write_text(SOURCE.replace("1", "2"))
+    changed = code_digest(notebook, package)
+    write_notebook("x = 2")
+    assert len({before, changed, code_digest(notebook, package)}) == 3
+
+
+def test_files_digest_sees_names_and_bytes(tmp_path):
+    """A renamed or changed file changes a folder's digest; hidden files and cards do not."""
+    (tmp_path / "a").write_text("1")
+    before = files_digest(tmp_path)
+    (tmp_path / "README.md").write_text("card")
+    (tmp_path / ".lock").write_text("")
+    assert files_digest(tmp_path) == before
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert files_digest(tmp_path) != before
