@@ -11,6 +11,7 @@ from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.sampling import at_least_float32, check_rows, check_temperature, is_greedy, target_probs
 
 _ROW_SUM_TOLERANCE = 1e-4
+_CPU_CHUNK = 2**19  # row entries normalised at a time on a CPU, so that the work stays in its cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +29,6 @@ class ExitLaw:
     w: Tensor
     log_P: Tensor
     edge_log_probs: Tensor
-    _outside: Tensor = field(repr=False)  # [internal, V] rows of the internal nodes, their children's tokens at 0
     _rows: Tensor = field(repr=False)  # [N, V] the logits (temperature given) or the probabilities (None)
     _temperature: float | None = field(repr=False)
 
@@ -48,13 +48,11 @@ class ExitLaw:
         Raises ValueError where rho is 0: no continuation exits there, so there is no law.
         """
         self._check_node(node)
-        if node not in self.tree.internal:
-            return self._law(node)
-        row = self._outside[self.tree.internal.index(node)]
-        total = row.sum()
-        if total == 0:
+        if self.rho[node] == 0:
             raise ValueError(f"node {node}: its children hold all target mass (rho = 0), so it has no residual law")
-        return row / total
+        residual = _laws(self._rows[node], self._temperature).clone()
+        residual[[self.tree.token(child) for child in self.tree.children[node]]] = 0
+        return residual / residual.sum()
 
     def one_step_gain(self, node: int, token: int) -> Tensor:
         """Coverage gained by adding the missing child `token` to `node`: P(v) p_v(a), a scalar (Eq. 12).
@@ -78,11 +76,6 @@ class ExitLaw:
     def _check_node(self, node: int) -> None:
         if not 0 <= node < len(self.tree):
             raise IndexError(f"node {node} is not in a tree of {len(self.tree)} nodes")
-
-    def _law(self, node: int) -> Tensor:
-        if self._temperature is None:
-            return self._rows[node]
-        return target_probs(self._rows[node], self._temperature)
 
 
 def exit_law(
@@ -108,46 +101,53 @@ def exit_law(
             raise ValueError(f"probs are a law already; give logits to use temperature {temperature}")
         _check_laws(rows)
     else:
-        row_max = rows.amax(-1)
-        check_rows(row_max, "node")
+        check_rows(rows.amax(-1), "node")
 
-    internal = torch.tensor(tree.internal, dtype=torch.long, device=rows.device)
-    if probs is not None:
-        inside = rows[internal]
-    else:
-        inside = target_probs(rows[internal], temperature)
-    row_of = torch.zeros(len(tree), dtype=torch.long, device=rows.device)
-    row_of[internal] = torch.arange(len(internal), device=rows.device)
-    parents, tokens = tree.parents[1:], tree.tokens[1:]
-    parent_rows = row_of[parents]
-
-    if probs is None and not is_greedy(temperature):
-        # log p measured from the row's largest entry, so that an unlikely edge does not underflow
-        below = (rows[parents, tokens].double() - row_max[parents].double()) / temperature
-        edge = below + inside.amax(-1).double().log()[parent_rows]
-    else:
-        edge = inside[parent_rows, tokens].double().log()
-    inside[parent_rows, tokens] = 0
-    outside_mass = inside.sum(-1).double()
+    temperature = None if probs is not None else temperature
+    kids = [kid for node in tree.internal for kid in tree.children[node]]
+    owner = [row for row, node in enumerate(tree.internal) for _ in tree.children[node]]
+    internal, kids, owner = (
+        torch.tensor(x, dtype=torch.long, device=rows.device) for x in (tree.internal, kids, owner)
+    )
+    edge, outside = _edges_and_outside(tree, rows, temperature, internal, kids, owner)
 
     # From here on a few float64 numbers per node: P and rho of one node come from the same total, so the exit law
     # sums to 1 whatever was rounded in the rows.
-    child_mass = torch.zeros(len(internal), dtype=torch.float64, device=rows.device)
-    child_mass.index_add_(0, parent_rows, edge.exp())
-    total = outside_mass + child_mass
-    edge_log_probs = edge.new_zeros(len(tree))
-    edge_log_probs[1:] = edge - total.log()[parent_rows]
-    rho = torch.ones_like(edge_log_probs)
-    rho[internal] = outside_mass / total
+    total = outside.index_add(0, owner, edge.exp())
+    edge_log_probs = edge.new_zeros(len(tree)).index_copy_(0, kids, edge - total.log()[owner])
+    rho = torch.ones_like(edge_log_probs).index_copy_(0, internal, outside / total)
     log_P = _sum_over_ancestors(tree, edge_log_probs)
     P = log_P.exp()
-    return ExitLaw(
-        tree,
-        *(x.to(rows.dtype) for x in (P, rho, P * rho, log_P, edge_log_probs)),
-        _outside=inside,
-        _rows=rows,
-        _temperature=None if probs is not None else temperature,
-    )
+    fields = (x.to(rows.dtype) for x in (P, rho, P * rho, log_P, edge_log_probs))
+    return ExitLaw(tree, *fields, _rows=rows, _temperature=temperature)
+
+
+def _laws(rows: Tensor, temperature: float | None) -> Tensor:
+    """The target laws of `rows`: at `temperature`, or the rows themselves when they are laws already (None)."""
+    return rows if temperature is None else target_probs(rows, temperature)
+
+
+def _edges_and_outside(tree, rows, temperature, internal, kids, owner) -> tuple[Tensor, Tensor]:
+    """float64 log p of each edge (in the order of `kids`), and the mass outside the children of each internal node."""
+    edge = torch.empty(len(kids), dtype=torch.float64, device=rows.device)
+    outside = torch.empty(len(internal), dtype=torch.float64, device=rows.device)
+    tokens = tree.tokens[kids]
+    step = len(internal) if rows.is_cuda else max(1, _CPU_CHUNK // rows.shape[-1])
+    first = 0
+    for start in range(0, len(internal), step or 1):
+        last = first + sum(len(tree.children[node]) for node in tree.internal[start : start + step])
+        chunk = rows.index_select(0, internal[start : start + step])
+        laws = _laws(chunk, temperature)
+        row, token = owner[first:last] - start, tokens[first:last]
+        if temperature is None or is_greedy(temperature):
+            edge[first:last] = laws[row, token].double().log()
+        else:  # measured from the row's largest entry, so that an unlikely edge does not underflow
+            below = (chunk[row, token].double() - chunk.amax(-1).double()[row]) / temperature
+            edge[first:last] = below + laws.amax(-1).double().log()[row]
+        laws[row, token] = 0
+        outside[start : start + step] = laws.sum(-1)
+        first = last
+    return edge, outside
 
 
 def check_shape(tree: DraftTree, rows: Tensor) -> None:

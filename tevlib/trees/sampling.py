@@ -43,7 +43,11 @@ def target_probs(logits: Tensor, temperature: float, *, label: str = "row") -> T
     """
     if is_greedy(temperature):
         return _one_hot_argmax(logits, label)
-    return _scaled(logits, temperature, label).softmax(-1)
+    scaled = _scaled(logits, temperature, label)
+    if temperature == 1:
+        return scaled.softmax(-1)
+    weights = scaled.exp_()  # the maximum is 0; in place, because large fresh buffers cost more than the arithmetic
+    return weights.div_(weights.sum(-1, keepdim=True))
 
 
 def target_log_probs(logits: Tensor, temperature: float, *, label: str = "row") -> Tensor:
