@@ -7,7 +7,8 @@ stacked as queries instead (measured 2 to 10 times faster on two CPU cores, more
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
 
 NAME = "tevlib"
 
@@ -28,16 +29,20 @@ def grouped_attention(
     """Attention output `[B, n, heads, head_dim]`.
 
     `query [B, heads, n, head_dim]`, `key` and `value` `[B, kv_heads, m, head_dim]`;
-    `attention_mask` is `None` (all visible) or what `additive_mask` returns. Softmax in float32.
+    `attention_mask` is `None` (all visible), what `additive_mask` returns, or the unrepeated `[B, 1, n, m]` that
+    transformers makes when it calls the model itself (`model.generate`). Softmax in float32.
     """
     batch, heads, n, dim = query.shape
     kv = key.shape[1]
     stacked = query.reshape(batch, kv, heads // kv * n, dim) * scaling
     scores = torch.matmul(stacked, key.transpose(-1, -2))
     if attention_mask is not None:
+        if attention_mask.shape[2] not in (1, scores.shape[2]):
+            attention_mask = attention_mask.repeat(1, 1, heads // kv, 1)
         scores = scores + attention_mask
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
     return torch.matmul(weights, value).view(batch, heads, n, dim).transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, eager_mask)

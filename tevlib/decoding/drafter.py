@@ -88,11 +88,11 @@ class Attention(nn.Module):
         stacked = rotate(query, *rope).reshape(batch, self.kv_heads, groups * n, self.dim)
         scores = torch.matmul(stacked * self.dim**-0.5, keys.transpose(-1, -2))
         if mask is not None:
-            scores = scores.view(batch, self.kv_heads, groups, n, -1).masked_fill(~mask, torch.finfo(scores.dtype).min)
-            scores = scores.view(batch, self.kv_heads, groups * n, -1)
+            apart = scores.view(batch, self.kv_heads, groups, n, keys.shape[2])
+            scores = apart.masked_fill(~mask, torch.finfo(scores.dtype).min).view_as(scores)
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
         out = torch.matmul(weights, values).view(batch, self.heads, n, self.dim).transpose(1, 2)
-        return self.o_proj(out.reshape(batch, n, -1))
+        return self.o_proj(out.reshape(batch, n, self.heads * self.dim))
 
 
 class MLP(nn.Module):
@@ -206,7 +206,7 @@ class DFlashDraftModel(PreTrainedModel):
 
 
 def block_embeddings(target: Target, drafter: DFlashDraftModel, anchors: Tensor) -> Tensor:
-    """Embeddings `[..., block, H]` of the block `[anchor, mask, mask, ...]` for each anchor token of `anchors [...]`."""
+    """Embeddings `[..., block, H]` of the block `[anchor, mask, mask, ...]` of each anchor token in `anchors [...]`."""
     ids = torch.full((*anchors.shape, drafter.block_size), drafter.mask_id, device=anchors.device)
     ids[..., 0] = anchors
     return target.embed(ids)

@@ -56,9 +56,13 @@ def load_target(
         ) from error
     refuse_inexact(config.get_text_config())
     where = {} if isinstance(folder, Path) else {"revision": revision}
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=DTYPES[dtype], attn_implementation=NAME if device == "cpu" else "sdpa", **where
-    ).to(device)
+    attention = NAME if torch.device(device).type == "cpu" else "sdpa"
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=DTYPES[dtype], attn_implementation=attention, output_loading_info=True, **where
+    )
+    if loading["missing_keys"]:  # transformers would go on with random ones
+        raise ValueError(f"{name} lacks the tensors {', '.join(sorted(loading['missing_keys']))}")
+    model = model.to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder, **where)
     info = TargetInfo(
         source=name,

@@ -93,7 +93,10 @@ class Target:
         `visible` is boolean `[B, n, m]` over all keys that the cache returns, or `None` where all are visible. The
         new tokens are left pending in the cache.
         """
-        mask = None if visible is None else additive_mask(visible, self.mask_repeats, self.dtype)
+        # Always four-dimensional: transformers then takes it as it is and asks nothing of the cache.
+        mask = ids.new_zeros(1, 1, 1, 1, dtype=self.dtype)
+        if visible is not None:
+            mask = additive_mask(visible, self.mask_repeats, self.dtype)
         collected: dict[int, Tensor] = {}
         hooks = [
             self.decoder.layers[i].register_forward_hook(

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from tevlib.decoding.target import Target
 from tevlib.trees.sampling import argmax_lowest, check_temperature, is_greedy
+from tevlib.trees.seeds import stream_seed
 
 SHARD_ROLLOUTS = 128
 
@@ -97,7 +98,7 @@ def rollouts(
         for row in range(rows):
             if owner[row] == -1 and waiting:
                 owner[row] = index = waiting.pop()
-                streams[row].manual_seed((seed << 32) + index)
+                streams[row].manual_seed(stream_seed(seed, index))
                 prompt = torch.tensor(prompts[index], device=target.device)
                 own = target.new_cache(len(prompt))
                 logits[row], features[row, : len(prompt)] = target.prefill(own, prompt, taps)

@@ -1,4 +1,8 @@
-"""The training loop: cached rollouts in, a drafter folder out. Stops and resumes bit for bit on a CPU."""
+"""The training loop: cached rollouts in, a trained drafter out. Stops and resumes bit for bit on a CPU.
+
+One process, or several under `torchrun` / `accelerate launch`: the sequences of a step are dealt out, and gradients and
+the loss's denominator are summed over all, so that n processes compute what one would on the whole batch.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -18,6 +23,7 @@ from tevlib.decoding.target import Target
 from tevlib.training.evaluate import held_out_ceilings
 from tevlib.training.objectives import sample_anchors, token_loss, token_targets
 from tevlib.training.rollouts import Rollout
+from tevlib.trees.seeds import stream_seed
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class TrainConfig:
     """Every choice of a training run. Where the paper is silent, the value of the reference recipe is named."""
 
     steps: int = 4000  # paper: hours on 7 GPUs; here what an hour of two cores allows
-    sequences: int = 8  # per step (paper: batch size 4)
+    sequences: int = 8  # per step, over all processes (paper: batch size 4)
     anchors: int = 16  # blocks per sequence (reference: 512 on sequences of 3,072 tokens)
     gamma: float = 4.0  # decay of L_tok with depth (reference: 7 for blocks of 16, 4 for blocks of 8)
     learning_rate: float = 1e-3  # from scratch; the paper fine-tunes with 1e-4
@@ -34,7 +40,7 @@ class TrainConfig:
     clip: float = 1.0  # global gradient norm (reference: 1)
     seed: int = 0
     autocast: bool = True  # bfloat16 matrix products over float32 master weights
-    validate_every: int = 500
+    validate_every: int = 1000
     save_every: int = 100
     validation_contexts: int = 96
     validation_budgets: tuple[int, ...] = (16, 32, 64)
@@ -93,7 +99,7 @@ def step_rollouts(step: int, count: int, config: TrainConfig) -> list[int]:
     picked = []
     for position in range(step * config.sequences, (step + 1) * config.sequences):
         epoch, place = divmod(position, count)
-        order = torch.randperm(count, generator=torch.Generator().manual_seed((config.seed << 20) + epoch))
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(stream_seed(config.seed, epoch)))
         picked.append(int(order[place]))
     return picked
 
@@ -128,46 +134,68 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     rollouts = usable(rollouts)
     drafter.train()
+    accelerator = Accelerator(cpu=target.device.type == "cpu")
+    rank, world = accelerator.process_index, accelerator.num_processes
+    if config.sequences % world:
+        raise ValueError(f"sequences = {config.sequences} cannot be dealt out to {world} processes evenly")
     optimiser = torch.optim.AdamW(
         drafter.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.999)
     )
     step, rows, skipped = _resume(folder, drafter, optimiser, config)
-    # Rates of a run say what it cost, the state what it knows: both survive an interruption.
-    started, first, supervised = time.perf_counter(), step, 0.0
-    with tqdm(total=config.steps, initial=step, desc="train", unit="step", mininterval=1) as bar:
+    started, first = time.perf_counter(), step
+    main = accelerator.is_main_process
+    with tqdm(total=config.steps, initial=step, desc="train", unit="step", mininterval=1, disable=not main) as bar:
         try:
             while step < config.steps:
-                batch = collate([rollouts[i] for i in step_rollouts(step, len(rollouts), config)])
-                generator = torch.Generator().manual_seed((config.seed << 32) + step)
+                batch = collate([rollouts[i] for i in step_rollouts(step, len(rollouts), config)[rank::world]])
+                generator = torch.Generator().manual_seed(stream_seed(config.seed, (step << 8) + rank))
                 total, weight = batch_loss(target, drafter, batch, config, generator)
-                loss = total / weight.clamp(min=1e-9)
-                for group in optimiser.param_groups:
-                    group["lr"] = learning_rate(step, config)
-                if float(weight) > 0 and bool(loss.isfinite()):
-                    loss.backward()
+                total.backward()
+                loss, usable_step = pool(accelerator, drafter, total.detach(), weight)
+                if usable_step:
+                    for group in optimiser.param_groups:
+                        group["lr"] = learning_rate(step, config)
                     torch.nn.utils.clip_grad_norm_(drafter.parameters(), config.clip)
                     optimiser.step()
                 else:
                     skipped += 1
                 optimiser.zero_grad(set_to_none=True)
                 step += 1
-                supervised += float(weight)
                 bar.update()
                 if step % 10 == 0 or step == config.steps:
-                    row = {"step": step, "loss": float(loss), "lr": learning_rate(step - 1, config), "skipped": skipped}
+                    row = {"step": step, "loss": loss, "lr": learning_rate(step - 1, config), "skipped": skipped}
                     row["steps_per_s"] = (step - first) / (time.perf_counter() - started)
-                    if step % config.validate_every == 0 or step == config.steps:
+                    if main and (step % config.validate_every == 0 or step == config.steps):
                         row |= validate(target, drafter, held_out, config)
                     rows.append(row)
                     bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
-                if step % config.save_every == 0:
+                if main and step % config.save_every == 0:
                     _save(folder, drafter, optimiser, config, step, rows, skipped)
         finally:
-            _save(folder, drafter, optimiser, config, step, rows, skipped)
+            if main:
+                _save(folder, drafter, optimiser, config, step, rows, skipped)
+    accelerator.wait_for_everyone()
     drafter.eval()
     if skipped == config.steps:
         raise ValueError(f"all {skipped} steps were skipped: no supervised token or no finite loss in any batch")
     return rows
+
+
+def pool(accelerator: Accelerator, drafter: DFlashDraftModel, total: Tensor, weight: Tensor) -> tuple[float, bool]:
+    """The step's mean loss, and whether it can be used; leaves its gradient, summed over processes, in the drafter.
+
+    `total` is this process's sum of weighted losses, whose gradient the drafter holds; `weight` its denominator.
+    """
+    gradients = [p.grad for p in drafter.parameters() if p.grad is not None]
+    packed = torch.cat([*(g.flatten() for g in gradients), total.reshape(1).float(), weight.reshape(1).float()])
+    if accelerator.num_processes > 1:
+        packed = accelerator.reduce(packed, reduction="sum")
+    denominator = float(packed[-1])
+    mean = packed[:-1] / max(denominator, 1e-9)
+    if gradients:
+        for gradient, value in zip(gradients, mean[:-1].split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(value.view_as(gradient))
+    return float(mean[-1]), denominator > 0 and bool(mean.isfinite().all())
 
 
 def validate(target: Target, drafter: DFlashDraftModel, held_out: list[Rollout], config: TrainConfig) -> dict:
@@ -211,4 +239,14 @@ def _resume(folder: Path, drafter, optimiser, config: TrainConfig) -> tuple[int,
     return state["step"], state["rows"], state["skipped"]
 
 
-__all__ = ["Batch", "TrainConfig", "batch_loss", "collate", "learning_rate", "train", "usable", "validate"]
+__all__ = [
+    "Batch",
+    "TrainConfig",
+    "batch_loss",
+    "collate",
+    "learning_rate",
+    "step_rollouts",
+    "train",
+    "usable",
+    "validate",
+]

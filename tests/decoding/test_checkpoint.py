@@ -1,0 +1,197 @@
+"""Drafter folders: the released layout, both spellings, and everything that must not load in silence."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from tests.tiny import make_drafter, make_target
+from tevlib.decoding.checkpoint import drafter_config_from, load_drafter, save_drafter
+from tevlib.decoding.drafter import DFlashDraftModel, Rotary, default_taps
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A target, a folder with its drafter, and a way to change the folder's config."""
+    target = make_target("qwen3")
+    folder = save_drafter(make_drafter(target), tmp_path / "drafter", target=target, dtype=torch.float32)
+
+    def change(**values):
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        for key, value in values.items():
+            config.pop(key, None) if value is None else config.update({key: value})
+        path.write_text(json.dumps(config))
+
+    return target, folder, change
+
+
+def test_names_and_shapes_are_those_of_released_checkpoints(saved):
+    """11 tensors a layer and 3 more, no prefix, nothing of the target's."""
+    _, folder, _ = saved
+    shapes = {name: tuple(value.shape) for name, value in load_file(folder / "model.safetensors").items()}
+    expected = {"fc.weight": (32, 64), "hidden_norm.weight": (32,), "norm.weight": (32,)}
+    for i in range(2):
+        at = f"layers.{i}."
+        expected |= {at + "self_attn.q_proj.weight": (64, 32), at + "self_attn.o_proj.weight": (32, 64)}
+        expected |= {at + f"self_attn.{n}_proj.weight": (32, 32) for n in "kv"}
+        expected |= {at + f"self_attn.{n}_norm.weight": (16,) for n in "qk"}
+        expected |= {at + f"mlp.{n}_proj.weight": (48, 32) for n in ("gate", "up")}
+        expected |= {at + "mlp.down_proj.weight": (32, 48)}
+        expected |= {at + f"{n}_layernorm.weight": (32,) for n in ("input", "post_attention")}
+    assert shapes == expected
+
+
+def test_config_has_both_spellings(saved):
+    """Readers of either generation find the rotary base, the taps, the mask and the block."""
+    _, folder, _ = saved
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["DFlashDraftModel"] and config["model_type"] == "qwen3"
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"]
+    assert config["layer_types"] == ["full_attention"] * 2 and config["num_target_layers"] == 4
+    assert config["dflash_config"] == {"mask_token_id": 5, "target_layer_ids": [0, 2]} and config["block_size"] == 8
+
+
+def test_default_taps():
+    """The spread of the published drafters."""
+    assert default_taps(36, 5) == (1, 9, 17, 25, 33) and default_taps(32, 5) == (1, 8, 15, 22, 29)
+    assert default_taps(48, 5) == (1, 12, 23, 34, 45) and default_taps(30, 1) == (15,)
+
+
+@pytest.mark.parametrize("key", ["target_layer_ids", "mask_token_id", "block_size"])
+def test_a_missing_key_is_named_not_guessed(saved, key):
+    """Guessed taps load in silence and are wrong for most published drafters (dflash#156)."""
+    target, folder, change = saved
+    nested = {"mask_token_id": 5, "target_layer_ids": [0, 2]}
+    nested.pop(key, None)
+    change(dflash_config=nested, **({"block_size": None} if key == "block_size" else {}))
+    with pytest.raises(ValueError, match=f"lacks {key}"):
+        load_drafter(folder, target)
+
+
+def test_num_target_layers_is_optional_and_keys_may_be_nested(saved):
+    """With the taps stated, their number of layers need not be; nested keys win over top-level ones."""
+    target, folder, change = saved
+    change(num_target_layers=None, block_size=99)
+    change(dflash_config={"mask_token_id": 5, "target_layer_ids": [0, 2], "block_size": 4})
+    assert load_drafter(folder, target).block_size == 4
+
+
+def test_other_architectures_and_unknown_keys_are_refused(saved):
+    """A target's folder, a later drafter generation, or a key that changes the computation: refused by name."""
+    target, folder, change = saved
+    change(architectures=["Qwen3ForCausalLM"])
+    with pytest.raises(ValueError, match=r"Qwen3ForCausalLM.*only.*DFlashDraftModel"):
+        load_drafter(folder, target)
+    change(architectures=["DFlashDraftModel"])
+    change(dflash_config={"mask_token_id": 5, "target_layer_ids": [0, 2], "markov_rank": 4})
+    with pytest.raises(ValueError, match="markov_rank"):
+        load_drafter(folder, target)
+
+
+def test_missing_and_extra_tensors_and_shards_are_named(saved):
+    """No tensor is made up, none ignored; a missing shard has a name (transformers#45079)."""
+    target, folder, _ = saved
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file({k: v for k, v in tensors.items() if k != "norm.weight"} | {"lm_head.weight": torch.zeros(2, 2)}, path)
+    with pytest.raises(ValueError, match=r"missing tensors \['norm.weight'\], unexpected tensors \['lm_head.weight'\]"):
+        load_drafter(folder, target)
+    path.unlink()
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
+    for shard, part in shards.items():
+        save_file({name: tensors[name] for name in part}, folder / shard)
+    weight_map = {name: shard for shard, part in shards.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    loaded = load_drafter(folder, target)
+    assert all(torch.equal(loaded.state_dict()[name], tensors[name]) for name in names)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"missing shards b\.safetensors"):
+        load_drafter(folder, target)
+
+
+def test_a_drafter_of_another_target_is_refused(saved):
+    """Same sizes, another tokenizer: refused (sglang#23838). Other weights only: a warning."""
+    target, folder, _ = saved
+    with pytest.raises(ValueError, match=r"num_layers 4.*has 3"):
+        load_drafter(folder, make_target("qwen3", num_hidden_layers=3))
+    with pytest.raises(ValueError, match=r"hidden_size 32.*has 48"):
+        load_drafter(folder, make_target("qwen3", hidden_size=48))
+    other = make_target("qwen3")
+    other.tokenizer.add_tokens([])
+    other.tokenizer.eos_token = "t77"
+    with pytest.raises(ValueError, match="tokenizer"):
+        load_drafter(folder, other)
+    with pytest.warns(UserWarning, match="tau may fall"):
+        load_drafter(folder, make_target("qwen3", seed=7))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_drafter(folder, target)
+        load_drafter(folder, make_target("qwen3", dtype=torch.bfloat16))
+
+
+def test_an_old_folder_without_fingerprint_is_checked_by_shape(saved):
+    """Released checkpoints carry no fingerprint: shapes decide."""
+    target, folder, change = saved
+    change(tevlib_target=None)
+    load_drafter(folder, target)
+    change(dflash_config={"mask_token_id": 500, "target_layer_ids": [0, 2]})
+    with pytest.raises(ValueError, match="mask id 500"):
+        load_drafter(folder, target)
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}  # fmt: skip
+
+
+OLD_LLAMA3 = {"type": "llama3", **{k: v for k, v in LLAMA3.items() if k != "rope_type"}}
+
+
+@pytest.mark.parametrize(
+    ("style", "scaling"), [("old", None), ("new", None), ("old", LLAMA3), ("new", LLAMA3), ("old", OLD_LLAMA3)]
+)
+def test_rotary_base_is_read_in_both_spellings(style, scaling):
+    """A base of 1e6 is never taken for 10,000, and scaling survives (vllm#42624)."""
+    raw = {
+        "architectures": ["DFlashDraftModel"], "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 32, "vocab_size": 64, "block_size": 4,
+        "max_position_embeddings": 1024, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0]},
+    }  # fmt: skip
+    if style == "old":
+        raw |= {"rope_theta": 1e6, "rope_scaling": scaling}
+    else:
+        raw |= {"rope_parameters": {"rope_theta": 1e6, **(scaling or {"rope_type": "default"})}}
+    mine = Rotary(drafter_config_from(raw, "here")).inverse_frequencies
+    modern = {"rope_type": "default", "rope_theta": 1e6, **(scaling or {})}
+    if "type" in modern:
+        modern["rope_type"] = modern.pop("type")
+    reference = Qwen3RotaryEmbedding(
+        Qwen3Config(
+            hidden_size=32, num_attention_heads=2, head_dim=16, max_position_embeddings=1024, rope_parameters=modern
+        )
+    )
+    torch.testing.assert_close(mine, reference.inv_freq)
+    with pytest.raises(ValueError, match="rope_theta"):
+        drafter_config_from({k: v for k, v in raw.items() if not k.startswith("rope_")}, "here")
+
+
+def test_transformers_loads_the_folder_too(saved):
+    """The class is an ordinary `PreTrainedModel`: `from_pretrained` finds every weight."""
+    target, folder, _ = saved
+    model, info = DFlashDraftModel.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    ours = load_drafter(folder, target).state_dict()
+    assert all(torch.equal(ours[name], value) for name, value in model.state_dict().items())
+
+
+def test_no_folder_is_one_clear_error(tmp_path):
+    """A path without a drafter says what belongs there."""
+    with pytest.raises(ValueError, match=r"no drafter at .*config\.json"):
+        load_drafter(tmp_path / "nowhere", make_target())

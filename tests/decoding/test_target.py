@@ -1,0 +1,200 @@
+"""The target: one pass over a tree, taps, cache, what it refuses."""
+
+import pytest
+import torch
+from transformers import Gemma3TextConfig, LlamaConfig
+
+from tests.tiny import CONFIGS, make_target, make_tokenizer
+from tevlib.decoding.cache import KVCache
+from tevlib.decoding.load import load_target
+from tevlib.decoding.target import refuse_inexact
+from tevlib.trees.draft_tree import DraftTree
+
+PROMPT = [7, 30, 41, 9, 77, 12, 100]
+
+
+def random_tree(seed: int, n: int = 12, vocab: int = 128) -> DraftTree:
+    g = torch.Generator().manual_seed(seed)
+    parents, tokens = [-1], [60]
+    while len(parents) < n:
+        parent = int(torch.randint(len(parents), (), generator=g))
+        token = int(torch.randint(vocab, (), generator=g))
+        if (parent, token) not in set(zip(parents, tokens, strict=True)):
+            parents.append(parent)
+            tokens.append(token)
+    return DraftTree(tokens, parents)
+
+
+def plain_logits(target, ids: list[int]) -> torch.Tensor:
+    """Transformers' own forward on a plain sequence: [n, V]."""
+    with torch.no_grad():
+        return target.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+def test_tree_pass_equals_a_plain_forward_per_path(target):
+    """Position is depth, not slot, and a node sees its ancestors only (mlxcel#1214, vllm#17560)."""
+    cache = target.new_cache(64)
+    target.prefill(cache, torch.tensor(PROMPT))
+    for seed in range(4):
+        tree = random_tree(seed)
+        logits, _ = target.score_tree(cache, tree)
+        for node in range(len(tree)):
+            path = [*PROMPT, int(tree.tokens[0]), *tree.path(node)]
+            torch.testing.assert_close(logits[node], plain_logits(target, path)[-1], atol=1e-5, rtol=1e-5)
+
+
+def test_positions_of_siblings(llama):
+    """Nodes [root, a, b, a1] after 7 tokens sit at 7, 8, 8, 9."""
+    tree = DraftTree([60, 61, 62, 63], [-1, 0, 0, 1])
+    cache = llama.new_cache(32)
+    llama.prefill(cache, torch.tensor(PROMPT))
+    seen = {}
+    hook = llama.decoder.rotary_emb.register_forward_pre_hook(
+        lambda _m, _a, kw: seen.update(positions=kw["position_ids"]), with_kwargs=True
+    )
+    llama.score_tree(cache, tree)
+    hook.remove()
+    assert seen["positions"][0].tolist() == [7, 8, 8, 9]
+
+
+@pytest.mark.parametrize("path", [[0], [0, 2, 5], [0, 1], [0, 1, 3]])
+def test_commit_equals_a_fresh_prefill(target, path):
+    """After any commit every layer's keys and values are those of a prefill of the accepted text (sglang#15360)."""
+    tree = DraftTree([60, 61, 62, 63, 64, 65], [-1, 0, 0, 1, 1, 2])
+    cache, fresh = target.new_cache(64), target.new_cache(64)
+    target.prefill(cache, torch.tensor(PROMPT))
+    for _ in range(3):
+        target.score_tree(cache, tree)
+        cache.commit(path)
+    text = PROMPT + [int(tree.tokens[node]) for node in path] * 3
+    target.prefill(fresh, torch.tensor(text))
+    assert cache.length == fresh.length == len(text)
+    torch.testing.assert_close(cache.store[..., : len(text), :], fresh.store[..., : len(text), :], atol=1e-5, rtol=1e-5)
+
+
+def test_cache_keeps_and_forgets():
+    """keep_first(k) on three tokens: 0, 2 and 3 work, 5 is an error (transformers#47433)."""
+    for keep in (0, 2, 3):
+        cache = KVCache(1, 1, 4, 8, torch.float32, "cpu")
+        cache.update(torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4), 0)
+        cache.commit([0, 1, 2])
+        cache.keep_first(keep)
+        assert cache.length == keep
+    with pytest.raises(ValueError, match="cannot keep 5 of 3"):
+        cache.keep_first(5)
+    with pytest.raises(ValueError, match="strictly increasing"):
+        cache.commit([0, 2, 1])
+    with pytest.raises(ValueError, match="holds 8 tokens, 12"):
+        cache.update(torch.ones(1, 1, 9, 4), torch.ones(1, 1, 9, 4), 0)
+
+
+def test_prefill_logits_and_taps_equal_transformers(target):
+    """Tapped layer i is transformers' hidden_states[i + 1]; the logits are the model's own."""
+    ids = torch.randint(4, 128, (40,), generator=torch.Generator().manual_seed(0))
+    logits, features = target.prefill(target.new_cache(64), ids, taps=(0, 2))
+    with torch.no_grad():
+        reference = target.model(input_ids=ids[None], use_cache=False, output_hidden_states=True)
+    torch.testing.assert_close(logits, reference.logits[0, -1].float(), atol=1e-5, rtol=1e-5)
+    expected = torch.cat([reference.hidden_states[1][0], reference.hidden_states[3][0]], dim=-1)
+    torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_prefill_in_chunks_equals_one_pass(llama, monkeypatch):
+    """Chunking bounds memory, not the result."""
+    ids = torch.randint(4, 128, (50,), generator=torch.Generator().manual_seed(0))
+    whole, features = llama.prefill(llama.new_cache(64), ids, taps=(1,))
+    monkeypatch.setattr("tevlib.decoding.target.PREFILL_CHUNK", 16)
+    parts, chunked = llama.prefill(llama.new_cache(64), ids, taps=(1,))
+    torch.testing.assert_close(whole, parts, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(features, chunked, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_our_attention_equals_eager(family):
+    """Stacked query heads compute what transformers' eager attention does, also when it calls the model itself."""
+    target = make_target(family)
+    ids = torch.randint(4, 128, (2, 30), generator=torch.Generator().manual_seed(0))
+    mine = target.model(input_ids=ids).logits
+    target.model.set_attn_implementation("eager")
+    torch.testing.assert_close(mine, target.model(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_softcap_is_applied():
+    """A soft-cap in the configuration bends the logits: monotone in a row, but not the same log-probabilities."""
+    target = make_target()
+    hidden = torch.randn(3, 32)
+    plain = target.logits(hidden)
+    target.softcap = 2.0
+    torch.testing.assert_close(target.logits(hidden), torch.tanh(plain / 2.0) * 2.0)
+
+
+@pytest.mark.parametrize(
+    ("generation", "tokenizer", "expected"),
+    [([5, 6, 7], 7, {5, 6, 7}), (6, 7, {6, 7}), (None, 7, {7}), (6, None, {6})],
+)
+def test_stop_ids_are_the_union(llama, generation, tokenizer, expected):
+    """Neither the tokenizer's end nor the generation config's is forgotten (transformers#31362)."""
+    llama.model.generation_config.eos_token_id = generation
+    llama.tokenizer.eos_token = None if tokenizer is None else f"t{tokenizer}"
+    assert llama.stop_ids == expected
+
+
+def test_sliding_and_recurrent_targets_are_refused():
+    """What cannot be rolled back exactly is refused at load, by kind (transformers#47447)."""
+    with pytest.raises(ValueError, match="sliding_attention"):
+        refuse_inexact(Gemma3TextConfig(sliding_window=8))
+    config = LlamaConfig(**{"num_hidden_layers": 2})
+    config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(ValueError, match="linear_attention"):
+        refuse_inexact(config)
+
+
+def save(target, folder):
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_load_a_folder_and_say_what_it_is(tmp_path):
+    """The same logits come back, and the description names source, dtype and size."""
+    made = make_target("qwen3")
+    loaded = load_target(save(made, tmp_path), dtype="float32", device="cpu")
+    ids = torch.tensor(PROMPT)
+    torch.testing.assert_close(loaded.prefill(loaded.new_cache(8), ids)[0], made.prefill(made.new_cache(8), ids)[0])
+    assert str(tmp_path) in str(loaded.info) and "float32" in str(loaded.info)
+
+
+def test_tied_head_is_the_embedding(tmp_path):
+    """A tied head shares the embedding's storage, with or without a head in the file (vllm#6758)."""
+    made = make_target("qwen3", tie_word_embeddings=True)
+    loaded = load_target(save(made, tmp_path), dtype="float32", device="cpu")
+    assert loaded.head.weight.data_ptr() == loaded.embed.weight.data_ptr()
+
+
+def test_a_missing_head_is_an_error(tmp_path):
+    """tie_word_embeddings=False and no head in the file: an error, not random numbers (SpecForge#473)."""
+    from safetensors.torch import load_file, save_file
+
+    save(make_target("qwen3"), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lm_head\.weight"):
+        load_target(tmp_path, dtype="float32", device="cpu")
+
+
+def test_unknown_targets_are_one_clear_error(tmp_path):
+    """A name that is neither file, folder nor reachable hub id says what would be right."""
+    with pytest.raises(ValueError, match="neither a folder"):
+        load_target("nobody/nothing")
+    with pytest.raises(ValueError, match="no folder at"):
+        load_target("./nowhere")
+    with pytest.raises(ValueError, match="no GGUF file"):
+        load_target(tmp_path / "x.gguf")
+    with pytest.raises(ValueError, match="float33"):
+        load_target(tmp_path, dtype="float33")
+
+
+def test_tokenizer_helper_round_trips():
+    """The test tokenizer really tokenizes."""
+    assert make_tokenizer()("t7 t30").input_ids == [7, 30]

@@ -1,0 +1,141 @@
+"""The token loss against the obvious computation, its anchors, and what a block may see."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.tiny import make_drafter, make_target
+from tevlib.decoding.drafter import block_embeddings
+from tevlib.training.objectives import HeadNLL, decay_weights, sample_anchors, token_loss, token_targets
+from tevlib.training.train import Batch, TrainConfig, batch_loss
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_decay_weights():
+    """exp(-(k - 1) / gamma), and none where gamma is None."""
+    assert decay_weights(3, 4.0).tolist() == pytest.approx([1.0, math.exp(-0.25), math.exp(-0.5)])
+    assert decay_weights(3, None).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_anchors_are_supervised_pairs_without_repetition():
+    """Every anchor t has t and t + 1 supervised; all valid ones are used when there are few; padding is marked."""
+    supervised = torch.zeros(3, 20, dtype=torch.bool)
+    supervised[0, 5:20], supervised[1, 17:20] = True, True
+    anchors, kept = sample_anchors(supervised, 8, generator())
+    assert anchors.shape == kept.shape == (3, 8)
+    assert kept.sum(1).tolist() == [8, 2, 0]
+    for row in range(3):
+        chosen = anchors[row][kept[row]].tolist()
+        assert chosen == sorted(set(chosen))
+        assert all(supervised[row, t] and supervised[row, t + 1] for t in chosen)
+    assert set(sample_anchors(supervised, 99, generator())[0][1][:2].tolist()) == {17, 18}
+
+
+def test_labels_are_of_the_same_position():
+    """Row k of anchor a is scored on the token at a + k, not one further (SpecForge#473); ends weigh nothing."""
+    ids = torch.arange(100, 110)[None]
+    supervised = torch.ones(1, 10, dtype=torch.bool)
+    supervised[0, 8] = False
+    labels, weights = token_targets(
+        ids, supervised, torch.tensor([[2, 7]]), torch.ones(1, 2, dtype=torch.bool), 3, None
+    )
+    assert labels[0, 0].tolist() == [103, 104, 105] and weights[0, 0].tolist() == [1, 1, 1]
+    assert labels[0, 1].tolist()[:2] == [108, 109] and weights[0, 1].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 150])
+def test_token_loss_equals_cross_entropy(rows):
+    """Chunked head, value and gradient, against torch's cross entropy on whole logits."""
+    hidden = torch.randn(rows, 16, generator=generator(), dtype=torch.float64, requires_grad=True)
+    head = torch.randn(50, 16, generator=generator(1), dtype=torch.float64)
+    labels = torch.randint(50, (rows,), generator=generator(2))
+    weights = torch.rand(rows, generator=generator(3), dtype=torch.float64)
+    weights[0] = 0.0 if rows > 1 else 1.0
+    total, denominator = token_loss(hidden, head, labels, weights)
+    naive = (weights * F.cross_entropy(hidden @ head.T, labels, reduction="none")).sum()
+    torch.testing.assert_close(total, naive)
+    torch.testing.assert_close(denominator, weights.sum())
+    mine = torch.autograd.grad(total, hidden)[0]
+    torch.testing.assert_close(mine, torch.autograd.grad(naive, hidden)[0])
+
+
+def test_head_gradient_by_finite_differences():
+    """gradcheck in float64."""
+    hidden = torch.randn(5, 6, generator=generator(), dtype=torch.float64, requires_grad=True)
+    head = torch.randn(11, 6, generator=generator(1), dtype=torch.float64)
+    labels, weights = torch.tensor([0, 3, 3, 10, 7]), torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda h: HeadNLL.apply(h, head, labels, weights), (hidden,))
+
+
+def logits_of(target, drafter, ids, features, anchors):
+    with torch.no_grad():
+        blocks = block_embeddings(target, drafter, ids.gather(1, anchors))
+        return drafter(features, blocks, anchors)
+
+
+@pytest.mark.parametrize("anchor", [4, 6, 9])
+def test_a_block_sees_nothing_of_its_future(anchor):
+    """Tokens and features at positions >= a leave the block at a bit for bit unchanged (SpecForge#470)."""
+    target = make_target()
+    drafter = make_drafter(target)
+    ids = torch.randint(4, 128, (1, 32), generator=generator())
+    features = torch.randn(1, 32, 64, generator=generator(1))
+    anchors = torch.tensor([[4, 6, 9]])
+    before = logits_of(target, drafter, ids, features, anchors)
+    index = anchors[0].tolist().index(anchor)
+    other_ids, other_features = ids.clone(), features.clone()
+    other_ids[0, anchor + 1 :] = 5
+    other_features[0, anchor:] = 9.0
+    after = logits_of(target, drafter, other_ids, other_features, anchors)
+    assert torch.equal(before[0, index], after[0, index])
+    earlier = features.clone()
+    earlier[0, anchor - 1] = 9.0  # and the last visible feature does matter
+    assert not torch.equal(before[0, index], logits_of(target, drafter, ids, earlier, anchors)[0, index])
+
+
+def test_overlapping_blocks_do_not_see_each_other():
+    """A block's states are those it has alone."""
+    target = make_target()
+    drafter = make_drafter(target)
+    ids = torch.randint(4, 128, (1, 32), generator=generator())
+    features = torch.randn(1, 32, 64, generator=generator(1))
+    together = logits_of(target, drafter, ids, features, torch.tensor([[4, 6, 9]]))
+    for i, anchor in enumerate((4, 6, 9)):
+        alone = logits_of(target, drafter, ids, features, torch.tensor([[anchor]]))
+        torch.testing.assert_close(together[0, i], alone[0, 0], atol=1e-6, rtol=1e-5)
+
+
+def test_training_pass_equals_the_draft_pass():
+    """The packed training pass and incremental inference are one function (no train-inference skew, SpecForge#533)."""
+    target = make_target("qwen3")
+    drafter = make_drafter(target)
+    ids = torch.randint(4, 128, (1, 32), generator=generator())
+    features = torch.randn(1, 32, 64, generator=generator(1))
+    packed = logits_of(target, drafter, ids, features, torch.tensor([[5, 12]]))
+    cache = drafter.new_cache(64)
+    for i, (start, anchor) in enumerate(((0, 5), (5, 12))):
+        drafter.append_context(cache, features[0, start:anchor])
+        with torch.no_grad():
+            drafted = drafter.draft(cache, block_embeddings(target, drafter, ids[0, anchor]))
+        torch.testing.assert_close(drafted, packed[0, i, 1:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("answers", [[0, 0], [0, 12], [1, 12], [2, 3]])
+def test_batches_with_nothing_to_learn_are_finite(answers):
+    """No supervised token, too few, or a short answer at the very end: finite loss and gradients (pytorch#70348)."""
+    target = make_target()
+    drafter = make_drafter(target, block_size=16)
+    supervised = torch.zeros(2, 20, dtype=torch.bool)
+    for row, n in enumerate(answers):
+        supervised[row, 20 - n :] = True
+    batch = Batch(torch.randint(4, 128, (2, 20), generator=generator()), torch.randn(2, 20, 64), supervised)
+    total, weight = batch_loss(target, drafter, batch, TrainConfig(autocast=False), generator())
+    total.backward()
+    assert bool(total.isfinite())
+    assert (float(weight) > 0) == (max(answers) >= 2)
+    assert all(bool(p.grad.isfinite().all()) for p in drafter.parameters() if p.grad is not None)

@@ -1,0 +1,269 @@
+"""Rollouts and the loop: what is trained on, that it resumes exactly, that the target stays as it is."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from tests.tiny import make_drafter, make_target
+from tevlib.decoding.checkpoint import load_drafter, save_drafter
+from tevlib.decoding.decode import autoregressive, speculate
+from tevlib.training.evaluate import held_out_ceilings
+from tevlib.training.initialise import choose_mask_id, drafter_from_target
+from tevlib.training.rollouts import RolloutStore, draw, make_rollouts, rollouts
+from tevlib.training.train import TrainConfig, collate, learning_rate, step_rollouts, train, usable
+
+TAPS = (0, 2)
+PROMPTS = [[7, 30, 41 + i, 9, *range(60, 60 + i % 4)] for i in range(12)]
+
+
+def made(target, **changes):
+    how = dict(temperature=0.0, max_new_tokens=24, seed=0, rows=5, stop_ids=frozenset({-1})) | changes
+    return sorted(rollouts(target, PROMPTS, TAPS, **how), key=lambda r: r.index)
+
+
+def quick(**changes) -> TrainConfig:
+    settings = dict(
+        steps=10, sequences=2, anchors=4, learning_rate=3e-3, autocast=False, validate_every=5, save_every=5,
+        validation_contexts=4, validation_budgets=(4, 8), validation_temperatures=(1.0,),
+    )  # fmt: skip
+    return TrainConfig(**settings | changes)
+
+
+def test_greedy_rollouts_are_plain_decoding(target):
+    """Rows of different lengths, refilled in mid-flight, write what each would write alone."""
+    for rollout, prompt in zip(made(target), PROMPTS, strict=True):
+        alone = autoregressive(target, prompt, max_new_tokens=24, stop=frozenset({-1})).tokens
+        assert rollout.ids.tolist() == prompt + alone and rollout.prompt_length == len(prompt)
+
+
+def test_rollouts_end_at_stop_tokens(target):
+    """A response ends with the first stop token, kept."""
+    free = made(target)[3]
+    stop = int(free.ids[free.prompt_length + 4])
+    for rollout in made(target, stop_ids=frozenset({stop})):
+        response = rollout.ids[rollout.prompt_length :].tolist()
+        assert stop not in response[:-1] and (response[-1] == stop or len(response) == 24)
+
+
+def test_rollout_features_are_those_of_a_prefill(target):
+    """What is kept beside the tokens is what the target's taps say of them (all but the last, never fed, token)."""
+    for rollout in made(target)[:4]:
+        _, features = target.prefill(target.new_cache(64), rollout.ids, TAPS)
+        torch.testing.assert_close(rollout.features[:-1], features[:-1], atol=1e-4, rtol=1e-4)
+        assert not rollout.features[-1].any()
+
+
+def test_sampled_rollouts_depend_on_seed_and_index_only():
+    """The rows beside a rollout, and where a run resumed, do not change it."""
+    target = make_target()
+    whole = made(target, temperature=0.7)
+    assert [r.ids.tolist() for r in whole] == [r.ids.tolist() for r in made(target, temperature=0.7, rows=3)]
+    rest = made(target, temperature=0.7, skip=frozenset(range(6)))
+    assert [r.ids.tolist() for r in whole[6:]] == [r.ids.tolist() for r in rest]
+    assert [r.ids.tolist() for r in whole] != [r.ids.tolist() for r in made(target, temperature=0.7, seed=1)]
+
+
+def test_draw_follows_the_law():
+    """Inverse transform on an even grid of uniforms gives each token its share; zero-probability tokens none."""
+    logits = torch.tensor([[0.5, 0.2, 0.0, 0.3]]).log()
+    grid = (torch.arange(1000) + 0.5) / 1000
+    tokens = draw(logits.expand(1000, -1), 1.0, grid)
+    assert torch.bincount(tokens, minlength=4).tolist() == [500, 200, 0, 300]
+    assert int(draw(logits, 1.0, torch.tensor([0.99999999]))) == 3
+
+
+def test_store_resumes_and_refuses_other_settings(tmp_path, monkeypatch):
+    """Complete shards stay as they are, missing prompts are made, other settings are refused by name."""
+    monkeypatch.setattr("tevlib.training.rollouts.SHARD_ROLLOUTS", 4)
+    target = make_target()
+    how = dict(temperature=0.0, max_new_tokens=8, seed=0, rows=3)
+    store = make_rollouts(target, PROMPTS, TAPS, tmp_path, **how)
+    whole = [r.ids.tolist() for r in store.read()]
+    kept, removed = store.shards()[0], store.shards()[-1]
+    stamp = kept.stat().st_mtime_ns
+    removed.unlink()
+    assert len(RolloutStore(tmp_path).done()) < len(PROMPTS)
+    again = make_rollouts(target, PROMPTS, TAPS, tmp_path, **how)
+    assert [r.ids.tolist() for r in again.read()] == whole and kept.stat().st_mtime_ns == stamp
+    with pytest.raises(ValueError, match=r"other settings.*temperature"):
+        make_rollouts(target, PROMPTS, TAPS, tmp_path, **how | {"temperature": 0.5})
+
+
+def test_bad_prompts_are_named():
+    """An empty prompt, or one that leaves no room, is an error with its index."""
+    target = make_target()
+    with pytest.raises(ValueError, match="prompt 1 has 0 tokens"):
+        list(rollouts(target, [[5], []], TAPS, temperature=0.0, max_new_tokens=4, seed=0))
+
+
+def test_only_the_target_s_own_words_are_supervised():
+    """Neither prompt nor padding is learnt from."""
+    target = make_target()
+    batch = collate(made(target)[:4])
+    for row, rollout in enumerate(made(target)[:4]):
+        n = len(rollout.ids)
+        expected = [False] * rollout.prompt_length + [True] * (n - rollout.prompt_length)
+        assert batch.supervised[row].tolist() == expected + [False] * (batch.ids.shape[1] - n)
+    with pytest.raises(ValueError, match="nothing to learn"):
+        usable(made(target, max_new_tokens=1))
+
+
+def test_schedule_and_order():
+    """Warm-up, cosine to zero; every rollout once an epoch, in an order of (seed, epoch) alone."""
+    config = quick(steps=100, warmup=0.1)
+    rates = [learning_rate(step, config) for step in range(100)]
+    assert rates[0] == pytest.approx(3e-4) and max(rates) == pytest.approx(3e-3) and rates[-1] < 1e-5
+    seen = [i for step in range(6) for i in step_rollouts(step, 12, config)]
+    assert sorted(seen) == list(range(12))
+    assert seen != [i for step in range(6) for i in step_rollouts(step, 12, quick(seed=1))]
+
+
+def test_training_learns_and_leaves_the_target_alone(tmp_path):
+    """Overfitted on a few texts the loss falls and acceptance rises; no parameter of the target moves (trl#5862)."""
+    target = make_target()
+    before = {name: value.clone() for name, value in target.model.state_dict().items()}
+    texts = made(target)[:4]
+    drafter = drafter_from_target(target, texts[0].ids, layers=2, block_size=4, taps=TAPS, seed=0, mask_id=5)
+    rows = train(target, drafter, texts, texts, quick(steps=150, validate_every=150), tmp_path)
+    assert rows[-1]["loss"] < 0.5 * rows[0]["loss"] and rows[-1]["skipped"] == 0
+    assert all(torch.equal(before[name], value) for name, value in target.model.state_dict().items())
+    assert all(p.grad is None and not p.requires_grad for p in target.model.parameters())
+    got = speculate(target, drafter, PROMPTS[0], budget=8, max_new_tokens=24, stop=frozenset({-1}))
+    assert got.tokens == texts[0].ids[len(PROMPTS[0]) :].tolist() and got.tau > 1.8
+
+
+def test_a_resumed_run_is_the_uninterrupted_run(tmp_path):
+    """Weights, optimiser, schedule, order and draws go on bit for bit (SpecForge#460); another config is refused."""
+    target = make_target()
+    texts = made(target)
+
+    def run(folder, steps_before=None):
+        drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
+        if steps_before is not None:  # stop by an exception in mid-run, as Ctrl-C does
+            calls = []
+
+            def stop(*_):
+                calls.append(1)
+                if len(calls) > steps_before:
+                    raise KeyboardInterrupt
+
+            hook = drafter.register_forward_pre_hook(stop)
+            with pytest.raises(KeyboardInterrupt):
+                train(target, drafter, texts, texts[:2], quick(), folder)
+            hook.remove()
+            drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
+        train(target, drafter, texts, texts[:2], quick(), folder)
+        return drafter.state_dict()
+
+    whole, resumed = run(tmp_path / "a"), run(tmp_path / "b", steps_before=7)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    with pytest.raises(ValueError, match="another learning_rate"):
+        drafter = make_drafter(target, block_size=4, layers=1)
+        train(target, drafter, texts, texts[:2], quick(learning_rate=1.0), tmp_path / "a")
+
+
+RANK = """
+import sys, torch
+torch.set_num_threads(1)
+from tests.training.test_train import TAPS, drafter_from_target, made, make_target, quick, train
+target = make_target()
+texts = made(target)
+drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
+train(target, drafter, texts, texts[:2], quick(steps=int(sys.argv[2]), sequences=4, anchors=64), sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_whole_batch(tmp_path):
+    """With every anchor taken (no draw), two gloo processes end where one does."""
+    states = []
+    for n in (1, 2):
+        folder = tmp_path / str(n)
+        script = tmp_path / "rank.py"
+        script.write_text(RANK)
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
+        subprocess.run(
+            [*launch, str(script), str(folder), "6"], check=True, env=os.environ | {"PYTHONPATH": os.getcwd()}
+        )
+        states.append(torch.load(folder / "state.pt", weights_only=True)["drafter"])
+    for name in states[0]:
+        torch.testing.assert_close(states[0][name], states[1][name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes(tmp_path):
+    """kill -9 in mid-run loses at most the steps since the last save, and the end is the same."""
+    script = tmp_path / "run.py"
+    script.write_text(RANK)
+    env = os.environ | {"PYTHONPATH": os.getcwd()}
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen([sys.executable, str(script), str(killed), "400"], env=env)
+    deadline = time.monotonic() + 120
+    while not (killed / "state.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 0 < torch.load(killed / "state.pt", weights_only=True)["step"] < 400
+    for folder in (killed, whole):
+        subprocess.run([sys.executable, str(script), str(folder), "400"], check=True, env=env)
+    ends = [torch.load(folder / "state.pt", weights_only=True)["drafter"] for folder in (killed, whole)]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_held_out_ceilings_are_what_decoding_records():
+    """The validation number is the C_p that `speculate` records for the same context."""
+    target = make_target("qwen3")
+    drafter = make_drafter(target)
+    text = made(target)[2]
+    found = held_out_ceilings(target, drafter, [text], contexts=3, budgets=(4, 9), temperatures=(0.0, 1.0))
+    anchors = sorted({text.prompt_length + i * 24 // 3 for i in range(3)}, reverse=True)
+    for budget, temperature in found:
+        for value, anchor in zip(found[budget, temperature], anchors, strict=True):
+            prefix, root = text.ids[:anchor], int(text.ids[anchor])
+            target_logits = target.logits
+            forced = torch.full((128,), -50.0)
+            forced[root] = 50.0
+            # The prefill, the one call with a single row, chooses the root.
+            target.logits = lambda h, f=forced, g=target_logits: f if h.ndim == 1 else g(h)
+            round_ = speculate(
+                target, drafter, prefix, budget=budget, temperature=temperature, max_new_tokens=2, stop={-1}, seed=0
+            ).rounds[0]
+            del target.logits
+            assert int(round_.tree.tokens[0]) == root
+            assert float(value) == pytest.approx(round_.ceiling, abs=1e-4)
+
+
+def test_mask_id_is_a_real_unused_row():
+    """Explicit, mask token, unused row, spare special token; never a row that is not there (Model-Optimizer#1621)."""
+    target = make_target()
+    tokenizer = target.tokenizer
+    assert choose_mask_id(tokenizer, 128, explicit=9) == 9
+    with pytest.raises(ValueError, match="200 is not a row"):
+        choose_mask_id(tokenizer, 128, explicit=200)
+    assert choose_mask_id(tokenizer, 130) == 128
+    with pytest.raises(ValueError, match="no spare special token"):
+        choose_mask_id(tokenizer, 128)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["t99"]})
+    assert choose_mask_id(tokenizer, 128) == 99
+    tokenizer.mask_token = "t50"
+    assert choose_mask_id(tokenizer, 128) == 50
+
+
+def test_a_trained_drafter_survives_its_folder(tmp_path):
+    """Saved and loaded, it drafts the same; embedding and head are not in the file."""
+    from safetensors.torch import load_file
+
+    target = make_target("qwen3")
+    drafter = make_drafter(target)
+    save_drafter(drafter, tmp_path / "d", target=target, dtype=torch.float32)
+    again = load_drafter(tmp_path / "d", target)
+    names = load_file(tmp_path / "d" / "model.safetensors").keys()
+    assert len(names) == 11 * 2 + 3 and not any("embed" in n or "lm_head" in n for n in names)
+    a, b = (speculate(target, d, PROMPTS[0], max_new_tokens=20, stop={-1}) for d in (drafter, again))
+    assert [r.path for r in a.rounds] == [r.path for r in b.rounds]
+    assert all(torch.equal(x.tree.tokens, y.tree.tokens) for x, y in zip(a.rounds, b.rounds, strict=True))
