@@ -8,6 +8,7 @@ whole, under its name if every cell ran, as `<stem>.failed.ipynb` otherwise.
 import os
 import shutil
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import nbformat
 from tevlib.suite.names import check_name
 from tevlib.suite.parameters import checked, declared
 from tevlib.suite.paths import home, repository
+
+LONGEST_SOCKET_FOLDER = 80  # a socket's whole path may have 107 bytes
 
 
 class NotebookFailed(RuntimeError):
@@ -94,11 +97,10 @@ def _execute(source, partial, values, log, timeout, start_timeout, progress, cwd
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
-    from tevlib.suite.kernel import SameInterpreter
+    from tevlib.suite.kernel import same_interpreter
 
-    transport = {} if sys.platform == "win32" else {"transport": "ipc"}  # no TCP ports, so no races for one
     try:
-        with log.open("w", encoding="utf-8") as stream:
+        with log.open("w", encoding="utf-8") as stream, tempfile.TemporaryDirectory(prefix="tevlib-") as sockets:
             executed = papermill.execute_notebook(
                 _escaped(source),
                 _escaped(partial),
@@ -111,8 +113,8 @@ def _execute(source, partial, values, log, timeout, start_timeout, progress, cwd
                 start_timeout=start_timeout,
                 execution_timeout=timeout,
                 cwd=str(cwd),
-                kernel_manager_class=SameInterpreter,
-                config=Config({"KernelManager": transport, "SameInterpreter": transport}),
+                kernel_manager_class=same_interpreter(stream),
+                config=Config({"KernelManager": _transport(sockets)}),
                 raise_on_iopub_timeout=False,
             )
     except PapermillExecutionError as error:
@@ -128,6 +130,13 @@ def _execute(source, partial, values, log, timeout, start_timeout, progress, cwd
         _append(log, traceback.format_exc())
         return _first_line(str(error)), _last_started(partial)
     return _not_run(executed)
+
+
+def _transport(sockets: str) -> dict:
+    """Kernel settings: Unix sockets in a folder of their own, so that no two kernels race for a port; TCP elsewhere."""
+    if sys.platform == "win32" or len(sockets) > LONGEST_SOCKET_FOLDER:
+        return {}
+    return {"transport": "ipc", "connection_file": f"{sockets}/kernel.json"}
 
 
 def _not_run(executed: nbformat.NotebookNode) -> tuple[str, int | None] | None:

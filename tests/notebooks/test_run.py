@@ -1,0 +1,79 @@
+"""Every shipped notebook runs from top to bottom under papermill, with small parameters."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tevlib.suite import cells as planning
+from tevlib.suite.notebook import run_notebook
+from tevlib.suite.paths import repository
+from tevlib.suite.records import outcome, record_path, write_record
+
+TESTED_ELSEWHERE = {"20_train_drafter"}  # tests/training
+
+
+def outputs(path: Path) -> str:
+    """All text that the executed notebook shows, and a mark for each picture."""
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    parts = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            parts += [output.get("text", ""), data.get("text/html", ""), data.get("text/plain", "")]
+            parts += ["<picture>"] if "image/png" in data else []
+    return "\n".join(parts)
+
+
+def test_no_notebook_is_untested():
+    """A notebook that no test runs is not shipped."""
+    here = Path(__file__).read_text()
+    for path in (repository() / "notebooks").glob("*.ipynb"):
+        assert path.stem in TESTED_ELSEWHERE or f'run_notebook("{path.stem}"' in here, f"{path.stem} is never run"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_quickstart(tiny, home, temperature):
+    """Prompt, tree as text and picture, verdict, speed-up and tau appear; nothing is written to the checkout."""
+    parameters = {
+        "target": str(tiny / "target"), "drafter": str(tiny / "drafter-tiny"), "suite": str(tiny / "chat.jsonl"),
+        "dtype": "float32", "budget": 6, "temperature": temperature, "max_new_tokens": 12,
+    }  # fmt: skip
+    shown = outputs(run_notebook("00_quickstart", parameters, timeout=120))
+    for words in ("speed-up", "ceiling", "<picture>", "tokens from one target pass"):
+        assert words in shown
+
+
+def test_decode_cell(tiny_cell, home):
+    """The batch unit leaves a record and shows metrics and the figure of lengths against ceilings."""
+    cell = tiny_cell(profile="by_hand")
+    shown = outputs(run_notebook("21_decode_cell", cell.fields(), timeout=120))
+    assert "tau_pooled" in shown and "<picture>" in shown and str(record_path(cell)) in shown
+    assert outcome(cell)["status"] == "finished"
+
+
+def test_table4(home, record_of, monkeypatch):
+    """The table notebook reads records, shows paper, ours, difference and the audit, and writes the files."""
+    monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
+    for cell in planning.load_profile("paper")[:3]:
+        write_record(record_path(cell), record_of(cell))
+    shown = outputs(run_notebook("34_table4_crossed", {"profile": "paper"}, timeout=120))
+    for words in ("ours - paper", "not run", "2.00", "7.85", "1 + C_p", "table4.tex"):
+        assert words in shown
+    assert (home / "data" / "tables" / "table4.csv").is_file()
+
+
+@pytest.mark.slow
+def test_quickstart_as_shipped(home):
+    """With its defaults the quickstart runs on the shipped drafter and the offline target."""
+    shown = outputs(run_notebook("00_quickstart", {"max_new_tokens": 32}, timeout=600))
+    assert "SmolLM2-135M-Instruct" in shown and "<picture>" in shown
+
+
+@pytest.mark.slow
+def test_decode_cell_as_shipped(home):
+    """With its defaults the batch unit runs on the shipped drafter, and its audit holds."""
+    run_notebook("21_decode_cell", {"max_new_tokens": 16}, timeout=600)
+    (record,) = [p for p in (home / "data" / "results" / "table4").glob("*.json")]
+    assert record.is_file()

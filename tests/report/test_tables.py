@@ -1,0 +1,127 @@
+"""Table 4 from records: every cell says what happened to it, averages and differences are right, nothing is mixed."""
+
+import pandas as pd
+import pytest
+
+from tevlib.report.tables import audit_columns, layout, markdown, table4, write_table
+
+SUITES = ("mt_bench", "humaneval", "gsm8k", "math500")
+
+
+def metrics(speedup, tau, **changed):
+    return {
+        "speedup": speedup, "speedup_ci95": [speedup - 0.1, speedup + 0.1], "tau": tau, "tau_ci95": [tau - 1, tau + 1],
+        "tau_pooled": tau, "ceiling": tau + 0.01, "audit_z": -0.5, "tokens_per_s": 20.0, "ar_tokens_per_s": 10.0,
+        "prompts": 3, "rounds": 100,
+    } | changed  # fmt: skip
+
+
+def cell(suite, verifier="tev", **changed):
+    return {
+        "profile": "laptop", "table": "table4", "target": "t", "role": "original", "drafter": "data/drafters/base",
+        "builder": "best_first", "verifier": verifier, "budget": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0,
+        "suite": suite, "prompts": 3, "max_new_tokens": 96, "dtype": "bfloat16", "seed": 0, "repeats": 1,
+    } | changed  # fmt: skip
+
+
+def finished(suite, speedup=1.5, tau=2.0, verifier="tev", record=None, **changed):
+    return {
+        "status": "finished", "schema_version": 1, "hash": f"{suite}-{verifier}",
+        "cell": cell(suite, verifier, **changed),
+        "metrics": metrics(speedup, tau), "device": {"name": "a cpu", "threads": 2}, "target": {"revision": "r1"},
+    } | (record or {})  # fmt: skip
+
+
+def all_finished(**changed):
+    return [finished(suite, 1.0 + i, 2.0 + i, **changed) for i, suite in enumerate(SUITES)]
+
+
+def test_paper_ours_difference_and_average():
+    """Ours beside the paper's, their difference, and the unweighted mean over the suites."""
+    frame = table4(all_finished()).set_index("suite")
+    assert frame.loc["gsm8k", ["speedup", "paper_speedup"]].tolist() == [3.0, 5.51]
+    assert frame.loc["gsm8k", "difference_tau"] == pytest.approx(4.0 - 7.88)
+    assert frame.loc["average", ["speedup", "tau", "paper_speedup", "paper_tau"]].tolist() == [2.5, 3.5, 4.97, 7.09]
+    shown = layout(table4(all_finished())).loc["original (base)", "TEV"]
+    assert list(shown.index) == ["paper", "ours", "ours - paper"]
+    assert shown["GSM8K"].to_numpy().tolist() == [["5.51", "7.88"], ["3.00", "4.00"], ["-2.51", "-3.88"]]
+
+
+def test_no_cell_is_a_hole():
+    """What was not run or failed says so, also in the average; a verifier that the paper has not has dashes there."""
+    outcomes = all_finished()
+    outcomes[1] = {"status": "failed", "cell": cell("humaneval"), "error": "boom"}
+    outcomes += [{"status": "not run", "cell": cell(s, "sequential_residual"), "error": None} for s in SUITES]
+    shown = layout(table4(outcomes))
+    assert shown.loc[("original (base)", "TEV", "ours"), ("HumanEval", "τ")] == "failed"
+    assert shown.loc[("original (base)", "TEV", "ours"), ("Average", "SR")] == "failed"
+    assert shown.loc[("original (base)", "TEV", "ours - paper"), ("HumanEval", "SR")] == "—"
+    assert set(shown.loc[("original (base)", "Sequential residual", "ours")]) == {"not run"}
+    assert set(shown.loc[("original (base)", "Sequential residual", "paper")]) == {"—"}
+    assert not (shown == "").any().any() and not shown.isna().any().any()
+    audit = audit_columns(table4(outcomes))
+    assert audit.loc[("original (base)", "TEV", "HumanEval"), "z"] == "failed"
+    assert audit.loc[("original (base)", "TEV", "GSM8K"), ["1 + C_p", "z"]].tolist() == ["4.01", "-0.50"]
+
+
+def test_answers_without_rounds_are_undefined_not_nan():
+    """A finished cell whose answers all stopped at once has no tau: the table says undefined."""
+    empty = finished("gsm8k") | {"metrics": dict.fromkeys(metrics(1, 1)) | {"prompts": 1, "rounds": 0}}
+    shown = audit_columns(table4([empty]))
+    assert shown["τ"].tolist() == ["undefined"] and shown["z"].tolist() == ["undefined"]
+
+
+MIXES = {
+    "profile": {"profile": "smoke"},
+    "budget": {"budget": 32},
+    "temperature": {"temperature": 0.0},
+    "target": {"target": "u"},
+    "max_new_tokens": {"max_new_tokens": 16},
+    "machine": {"record": {"device": {"name": "another cpu", "threads": 2}}},
+    "threads": {"record": {"device": {"name": "a cpu", "threads": 4}}},
+    "target revision": {"record": {"target": {"revision": "r2"}}},
+    "schema_version": {"record": {"schema_version": 2}},
+}
+
+
+@pytest.mark.parametrize("what", MIXES)
+def test_mixed_records_are_refused(what):
+    """Rows that differ in more than drafter, verifier and suite, or come from another machine, are not one table."""
+    name = {"threads": "machine"}.get(what, what)
+    with pytest.raises(ValueError, match=f"needs one {name}"):
+        table4([*all_finished(), finished("gsm8k", verifier="predraw", **MIXES[what])])
+
+
+def test_empty_and_doubled_tables_are_refused():
+    """No cells, or two for one place, is an error."""
+    with pytest.raises(ValueError, match="at least one cell"):
+        table4([])
+    with pytest.raises(ValueError, match="two cells"):
+        table4([finished("gsm8k"), finished("gsm8k")])
+
+
+def test_all_four_files_carry_the_numbers(tmp_path):
+    """CSV holds every number, Markdown, HTML and LaTeX the printed form, the audit and the caption."""
+    table = table4(all_finished())
+    csv, md, html, tex = write_table(table, tmp_path / "new", "table4")
+    again = pd.read_csv(csv)
+    assert again["tau"].tolist() == table["tau"].tolist() and again["hash"].dropna().tolist() == [
+        f"{s}-tev" for s in SUITES
+    ]
+    for path in (md, html, tex):
+        text = path.read_text()
+        assert "-3.88" in text and "4.01" in text and "a cpu, 2 threads" in text
+    assert tex.read_text().count(r"\begin{tabular}") == tex.read_text().count(r"\end{tabular}") == 2
+    assert "τ" not in tex.read_text() and "_p$" in tex.read_text()
+
+
+def test_the_caption_warns_of_another_target():
+    """Off the paper's profile the caption says that rows are to be compared with each other only; on it, not."""
+    assert "Qwen3-4B with B = 64 on an H20" in table4(all_finished()).attrs["caption"]
+    assert "H20" not in table4(all_finished(profile="paper")).attrs["caption"]
+
+
+def test_markdown_is_a_plain_grid():
+    """Every line of the Markdown form has the same number of columns and one-line names."""
+    lines = markdown(layout(table4(all_finished()))).splitlines()
+    assert len({line.count("|") for line in lines}) == 1 and "MT-Bench SR" in lines[0]

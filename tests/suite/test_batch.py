@@ -1,0 +1,178 @@
+"""Many cells: resume after a crash, failures that show, and no cell run twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tevlib.suite import batch
+from tevlib.suite.batch import held, run_cells
+from tevlib.suite.notebook import NotebookFailed
+from tevlib.suite.records import failed_path, outcome, record_path, write_record
+
+RUNNER = """
+import json, sys, time
+from pathlib import Path
+from tests.synthetic import synthetic_record
+from tevlib.suite.batch import run_cells
+from tevlib.suite.cells import Cell
+from tevlib.suite.records import record_path, write_record
+
+fields, log, seconds = json.loads(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+
+def run(cell, output):
+    with log.open("a") as file:
+        file.write(f"start {cell.seed}\\n")
+    time.sleep(seconds)
+    write_record(record_path(cell), synthetic_record(cell))
+    with log.open("a") as file:
+        file.write(f"end {cell.seed}\\n")
+
+print(run_cells([Cell(**fields | {"seed": seed}) for seed in range(4)], run=run))
+"""
+
+
+@pytest.fixture
+def runner(tiny_fields, tmp_path):
+    """A function: start a process that runs four cells, each of the given seconds, and logs start and end of each."""
+    log = tmp_path / "log"
+    started = []
+
+    def start(seconds):
+        command = [sys.executable, "-c", RUNNER, json.dumps(tiny_fields), str(log), str(seconds)]
+        root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+        process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    start.lines = lambda: log.read_text().splitlines() if log.exists() else []
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def finish(record_of):
+    """A `run` that writes a record at once and remembers the cells it was given."""
+
+    def run(cell, output):
+        run.cells.append(cell)
+        write_record(record_path(cell), record_of(cell))
+
+    run.cells = []
+    return run
+
+
+def test_finished_cells_are_not_run_again(tiny_cell, record_of):
+    """A second call runs nothing; a damaged record and a new cell are run, the others are not."""
+    cells = [tiny_cell(seed=seed) for seed in range(3)]
+    run = finish(record_of)
+    assert str(run_cells(cells, run=run)) == "3 cells run, 0 were finished already, 0 failed"
+    run.cells.clear()
+    assert run_cells(cells, run=run).skipped == 3 and run.cells == []
+    record_path(cells[1]).write_text("{")
+    new = tiny_cell(seed=9)
+    summary = run_cells([*cells, new], run=run)
+    assert run.cells == [cells[1], new] and (summary.ran, summary.skipped) == (2, 2)
+
+
+@pytest.mark.parametrize("keep_going", [True, False])
+def test_a_failing_cell_is_recorded_and_the_rest_goes_on(tiny_cell, record_of, keep_going):
+    """A failed cell leaves `.failed.json` and shows in the summary; the next cells run unless told otherwise."""
+    cells = [tiny_cell(seed=seed) for seed in range(3)]
+    good = finish(record_of)
+
+    def run(cell, output):
+        if cell.seed == 1:
+            raise NotebookFailed("cell 3: the kernel died", 3, output)
+        good(cell, output)
+
+    summary = run_cells(cells, keep_going=keep_going, run=run)
+    assert [(cell.seed, error) for cell, error in summary.failures] == [(1, "cell 3: the kernel died")]
+    states = [outcome(cell)["status"] for cell in cells]
+    assert states == ["finished", "failed", "finished" if keep_going else "not run"]
+    assert run_cells(cells, run=good).failures == [] and not failed_path(record_path(cells[1])).exists()
+
+
+def test_a_run_without_a_record_failed(tiny_cell):
+    """A notebook that ends well but leaves no record (sys.exit, an early return) is a failure, not a success."""
+    summary = run_cells([tiny_cell()], run=lambda cell, output: None)
+    assert len(summary.failures) == 1 and "without a record" in outcome(tiny_cell())["error"]
+
+
+def test_bugs_are_not_taken_for_failed_cells(tiny_cell):
+    """Only what a cell may raise is recorded; anything else comes out with its traceback."""
+
+    def run(cell, output):
+        raise TypeError("a bug")
+
+    with pytest.raises(TypeError, match="a bug"):
+        run_cells([tiny_cell()], run=run)
+    with held("machine-x", wait=False) as mine:
+        assert mine, "a lock was kept"
+
+
+def test_two_runners_share_the_cells(runner):
+    """Two runners at once: each cell starts exactly once, one at a time, and both end well."""
+    first, second = runner(0.3), runner(0.3)
+    outputs = [process.communicate(timeout=120) for process in (first, second)]
+    assert first.returncode == second.returncode == 0, outputs
+    lines = runner.lines()
+    assert sorted(lines) == sorted(f"{what} {seed}" for what in ("start", "end") for seed in range(4))
+    for start, end in zip(lines[::2], lines[1::2], strict=True):
+        assert start.split() == ["start", end.split()[1]] and end.startswith("end"), f"two at once: {lines}"
+
+
+def test_kill_9_loses_only_the_running_cell(runner):
+    """After kill -9 in the middle of a cell the finished ones stay, the locks are free, and only the rest is run."""
+    victim = runner(2.0)
+    wait_until(lambda: "start 1" in runner.lines())
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    rescuer = runner(0.0)
+    output = rescuer.communicate(timeout=120)[0]
+    assert "3 cells run, 1 were finished already, 0 failed" in output
+    starts = [line for line in runner.lines() if line.startswith("start")]
+    assert starts == ["start 0", "start 1", "start 1", "start 2", "start 3"]
+
+
+def test_a_lock_is_not_given_twice(home):
+    """A held lock is refused at once without waiting, and free again afterwards."""
+    with held("x", wait=False) as mine:
+        assert mine
+        with held("x", wait=False) as second:
+            assert not second
+        with held("y", wait=False) as other:
+            assert other
+    with held("x", wait=False) as again:
+        assert again
+
+
+def test_cells_run_in_the_notebook(tiny_cell, home):
+    """The default way: papermill runs 21_decode_cell with the cell's fields; the executed notebook is kept; a second
+    batch starts no kernel."""
+    cell = tiny_cell()
+    assert run_cells([cell]).ran == 1
+    found = outcome(cell)
+    assert found["status"] == "finished" and len(found["responses"]) == 3
+    assert (home / "runs" / "test" / f"{cell.hash12()}.ipynb").is_file()
+
+    def forbidden(*arguments, **options):
+        raise AssertionError("a kernel was started")
+
+    original, batch.run_notebook = batch.run_notebook, forbidden
+    try:
+        assert run_cells([cell]).skipped == 1
+    finally:
+        batch.run_notebook = original

@@ -1,0 +1,115 @@
+"""One decode cell on tiny models: what the record holds, what a failing answer does, which seeds are drawn from."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from tevlib.decoding import decode
+from tevlib.suite import decode_cell
+from tevlib.suite.decode_cell import CellFailed, answer_seed, run_decode_cell
+from tevlib.suite.metrics import summarise
+from tevlib.suite.records import failed_path, outcome, read_record, record_path, rounds_path
+
+TIMES = {"ar_s", "ar_prefill_s", "spec_s", "prefill_s", "stage_s"}
+
+
+def without_times(record):
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in record["responses"]]
+
+
+def test_the_record_says_what_was_measured_on_what(tiny_cell, home):
+    """Metrics follow from the rows; block, template, attention, versions, commit, machine and hashes are all there."""
+    cell = tiny_cell(repeats=2)
+    record = run_decode_cell(cell)
+    assert read_record(record_path(cell))["metrics"] == record["metrics"] == summarise(record["responses"])
+    assert [(r["id"], r["turn"], r["repeat"]) for r in record["responses"]] == [
+        (f"chat/{prompt}", turn, repeat) for repeat in (0, 1) for prompt, turn in ((1, 0), (1, 1), (2, 0))
+    ]
+    assert record["drafter"]["block_size"] == 4 and record["target"]["chat_template_sha256"]
+    assert record["provenance"]["versions"]["torch"] == torch.__version__
+    assert record["device"]["threads"] == torch.get_num_threads()
+    lines = (home / "runs" / "test" / f"{cell.hash12()}.responses.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == record["responses"]
+
+
+def test_every_round_is_kept_and_emission_is_told_from_length(tiny_cell):
+    """vllm#56101: tokens behind a stop or the limit count in the verified length; the emitted sum to the output."""
+    cell = tiny_cell(temperature=0.0, max_new_tokens=30)
+    record = run_decode_cell(cell)
+    rounds = pd.read_parquet(rounds_path(record_path(cell)))
+    for number, row in enumerate(record["responses"]):
+        mine = rounds[rounds["response"] == number]
+        assert len(mine) == row["rounds"] and mine["length"].sum() == row["lengths"]
+        assert mine["emitted"].sum() == row["emitted"] == row["tokens"] - 1
+        assert mine["ceiling"].sum() == pytest.approx(row["ceilings"])
+        assert (mine["emitted"] <= mine["length"]).all()
+        assert mine[[f"{stage}_s" for stage in decode.STAGES]].notna().all().all()
+
+
+def test_the_methods_take_turns_in_going_first(tiny_cell):
+    """Which method runs first alternates, so that a machine that slows down favours neither."""
+    record = run_decode_cell(tiny_cell())
+    assert [row["first"] for row in record["responses"]] == ["autoregressive", "speculative", "autoregressive"]
+
+
+def test_same_seed_same_numbers_other_seed_others(tiny_cell):
+    """Equal cells give equal rows, times apart; another seed or repeat gives other draws."""
+    cell = tiny_cell(max_new_tokens=24)
+    first, second = without_times(run_decode_cell(cell)), without_times(run_decode_cell(cell))
+    assert first == second
+    assert without_times(run_decode_cell(tiny_cell(max_new_tokens=24, seed=1))) != first
+
+
+def test_answers_do_not_share_a_stream():
+    """No two answers of a cell draw from the same seed, and a prompt's seed does not depend on its neighbours."""
+    seeds = {answer_seed(s, r, p, t) for s in range(3) for r in range(3) for p in range(20) for t in range(2)}
+    assert len(seeds) == 360
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_history_is_the_plain_answer_and_equal_for_all_verifiers(tiny_cell, monkeypatch):
+    """Cells that differ in the verifier alone see the same conversations: turn two follows the plain answer's text."""
+    seen = {}
+
+    def watched(cell, target, drafter, messages, place, nth):
+        seen.setdefault(cell.verifier, []).append(json.dumps(messages))
+        return original(cell, target, drafter, messages, place, nth)
+
+    original = decode_cell._decode_both
+    monkeypatch.setattr(decode_cell, "_decode_both", watched)
+    for verifier in ("tev", "predraw"):
+        run_decode_cell(tiny_cell(verifier=verifier))
+    assert seen["tev"] == seen["predraw"]
+    second = json.loads(seen["tev"][2])  # warm-up, turn one, turn two
+    assert [m["role"] for m in second] == ["user", "assistant", "user"]
+
+
+def test_a_failing_answer_fails_the_cell_but_not_the_others(tiny_cell, monkeypatch):
+    """An exception in round 3 of an answer: that prompt is marked, left out of the means, its later turns are not
+    tried; the rest is measured; the cell fails with `.failed.json` and no record."""
+    calls = []
+
+    def broken(target, drafter, ids, **how):
+        calls.append(how)
+        if len(calls) == 2:  # the first after the warm-up: prompt 1, turn 1
+            raise ValueError("round 3: the target's logits are unusable: NaN at node 4")
+        return decode.speculate(target, drafter, ids, **how)
+
+    monkeypatch.setattr(decode_cell, "speculate", broken)
+    cell = tiny_cell()
+    with pytest.raises(CellFailed, match=r"1 of 2 answers failed, first chat/1: ValueError: round 3"):
+        run_decode_cell(cell)
+    path = record_path(cell)
+    assert not path.exists() and outcome(cell)["status"] == "failed"
+    failure = json.loads(failed_path(path).read_text())
+    assert [row["status"] for row in failure["responses"]] == ["failed", "ok"]
+    assert failure["metrics"]["responses"] == 1 and failure["metrics"]["failed_responses"] == 1
+    assert "NaN at node 4" in failure["responses"][0]["traceback"]
+
+
+def test_too_few_prompts_are_an_error(tiny_cell):
+    """yourbench#89: asking for more prompts than there are must not run on fewer."""
+    with pytest.raises(ValueError, match="5 prompts asked for"):
+        run_decode_cell(tiny_cell(prompts=5))
