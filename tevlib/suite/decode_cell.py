@@ -21,11 +21,13 @@ from tqdm.auto import tqdm
 from tevlib.decoding.checkpoint import load_drafter
 from tevlib.decoding.decode import Generation, autoregressive, speculate
 from tevlib.decoding.drafter import DFlashDraftModel
-from tevlib.decoding.load import load_target
+from tevlib.decoding.load import OFFLINE_TARGET, load_target
 from tevlib.decoding.target import Target
+from tevlib.sources.assets import gguf_path
 from tevlib.sources.prompts import SUITES, Prompt, chat_ids, load_prompts
 from tevlib.suite.cells import Cell, is_hub_id
 from tevlib.suite.code_hash import files_digest
+from tevlib.suite.memory import available_bytes, check_memory
 from tevlib.suite.metrics import summarise
 from tevlib.suite.paths import from_repository, home
 from tevlib.suite.provenance import provenance
@@ -50,6 +52,8 @@ def run_decode_cell(cell: Cell) -> dict:
     hash12 = cell.hash12()
     path = record_path(cell, hash12)
     prompts = _prompts(cell)
+    if (weights := _local_weights(cell.target)) is not None and not torch.cuda.is_available():
+        check_memory(weights, available_bytes())
     target = load_target(_target_name(cell.target), dtype=cell.dtype)
     folder = drafter_folder(cell.drafter)
     drafter = load_drafter(folder, target)
@@ -215,6 +219,14 @@ def _warm_up(cell: Cell, target: Target, drafter: DFlashDraftModel, prompt: Prom
 
 def _target_name(name: str) -> str:
     return str(from_repository(name)) if from_repository(name).exists() else name
+
+
+def _local_weights(name: str) -> Path | None:
+    """The target's weights where they are on this machine; None for a hub id."""
+    if name == OFFLINE_TARGET:
+        return gguf_path()
+    path = from_repository(name)
+    return path if path.exists() else None
 
 
 def _target_facts(target: Target) -> dict:
