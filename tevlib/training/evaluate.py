@@ -1,4 +1,4 @@
-"""Held-out coverage: the exact 1 + C_p of the drafter's trees, without a single sampled decision."""
+"""What a drafter is worth: the exact 1 + C_p of its trees on held-out text, and tau in real decoding."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from tevlib.decoding.decode import pooled_tau, speculate, tau_of_responses
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
 from tevlib.decoding.target import Target
+from tevlib.sources.prompts import SUITES, chat_ids, load_prompts
 from tevlib.training.rollouts import Rollout
 from tevlib.trees.builders import best_first_tree
 from tevlib.trees.exit_law import exit_law
@@ -50,3 +52,36 @@ def held_out_ceilings(
                 law = exit_law(tree.prefix(n), logits[:n], temperature)
                 found[budget, temperature].append(1 + float(law.coverage))
     return {key: torch.tensor(values) for key, values in found.items()}
+
+
+def decoded_tau(
+    target: Target,
+    drafter: DFlashDraftModel,
+    *,
+    prompts: int,
+    budget: int,
+    temperatures: tuple[float, ...],
+    max_new_tokens: int,
+    seed: int = 0,
+) -> list[dict]:
+    """One row per suite and temperature: tau (mean of responses), pooled tau and mean 1 + C_p of first turns."""
+    rows = []
+    for suite in SUITES:
+        asked = [
+            chat_ids(target.tokenizer, [{"role": "user", "content": p.turns[0]}]) for p in load_prompts(suite, prompts)
+        ]
+        for temperature in temperatures:
+            how = {"budget": budget, "temperature": temperature, "max_new_tokens": max_new_tokens}
+            made = [speculate(target, drafter, ids, seed=seed + i, **how) for i, ids in enumerate(asked)]
+            rounds = [r for g in made for r in g.rounds]
+            rows.append(
+                {
+                    "suite": suite,
+                    "temperature": temperature,
+                    "budget": budget,
+                    "tau": tau_of_responses(made),
+                    "pooled tau": pooled_tau(made),
+                    "1 + C_p": sum(r.ceiling for r in rounds) / len(rounds),
+                }
+            )
+    return rows

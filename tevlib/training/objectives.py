@@ -12,6 +12,15 @@ from torch import Tensor
 
 ROWS_PER_CHUNK = 64  # 64 rows of 49,152 logits stay in a processor's cache
 
+OBJECTIVES = ("base",)  # token loss alone, a drafter from the target's own layers or from another drafter
+
+
+def check_objective(name: str) -> str:
+    """`name`. Raises `ValueError` with the known ones if it is none of them."""
+    if name not in OBJECTIVES:
+        raise ValueError(f"unknown objective {name!r}: choose one of {', '.join(OBJECTIVES)}")
+    return name
+
 
 def decay_weights(depths: int, gamma: float | None, device: torch.device | str = "cpu") -> Tensor:
     """Weights `[H]` of depths 1..H: exp(-(k - 1) / gamma); all ones for `gamma=None`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 from tevlib.decoding.target import Target
@@ -19,7 +20,7 @@ def rollout_prompts(
     self_made: int = 0,
     max_prompt_tokens: int = 128,
 ) -> list[list[int]]:
-    """`n` chat prompts as token ids, the last `self_made` of them written by the target itself.
+    """`n` chat prompts as token ids in random order, `self_made` of them written by the target itself.
 
     `source` is `"offline"` (the training mix, which touches none of the four suites) or a JSONL file of `{"turns":
     [...]}`, whose first turns are used. Prompts over `max_prompt_tokens` are left out. Raises `ValueError` if too few
@@ -30,15 +31,20 @@ def rollout_prompts(
         texts = [p.turns[0] for p in training_prompts(min(2 * wanted, 8000), seed)]
     else:
         texts = [p.turns[0] for p in load_prompts(source)]
-    texts += self_made_prompts(target, self_made, seed) if self_made else []
-    ids = [chat_ids(target.tokenizer, [{"role": "user", "content": text}]) for text in texts]
-    own = ids[len(ids) - self_made :] if self_made else []
-    short = [x for x in ids[: len(ids) - self_made] if len(x) <= max_prompt_tokens][:wanted]
-    if len(short) < wanted:
+    short = _short(target, texts, max_prompt_tokens)[:wanted]
+    own = _short(target, self_made_prompts(target, self_made, seed), max_prompt_tokens) if self_made else []
+    if len(short) < wanted or len(own) < self_made:
         raise ValueError(
-            f"{wanted} prompts of at most {max_prompt_tokens} tokens were asked for, {source} has {len(short)}"
+            f"{wanted} prompts of {source} and {self_made} self-made ones of at most {max_prompt_tokens} tokens were "
+            f"asked for; there are {len(short)} and {len(own)}"
         )
-    return short + [x for x in own if len(x) <= max_prompt_tokens]
+    random.Random(seed).shuffle(prompts := short + own)
+    return prompts
+
+
+def _short(target: Target, texts: list[str], most: int) -> list[list[int]]:
+    ids = [chat_ids(target.tokenizer, [{"role": "user", "content": text}]) for text in texts]
+    return [prompt for prompt in ids if len(prompt) <= most]
 
 
 def self_made_prompts(target: Target, n: int, seed: int, max_tokens: int = 64) -> list[str]:

@@ -1,0 +1,83 @@
+"""The card of a trained drafter: what it is, what it was trained on, what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.target import Target
+from tevlib.training.data import DataConfig
+from tevlib.training.train import TrainConfig
+
+HEADER = """---
+license: apache-2.0
+library_name: tevlib
+tags: [speculative-decoding, dflash, draft-model]
+---
+"""
+
+
+def drafter_card(
+    name: str,
+    target: Target,
+    drafter: DFlashDraftModel,
+    *,
+    objective: str,
+    data: DataConfig,
+    supervised_tokens: int,
+    config: TrainConfig,
+    processes: int,
+    last: dict,
+    taus: list[dict],
+    commit: str,
+) -> str:
+    """The Markdown card. `last` is the last metrics row of training; `taus` rows of suite, temperature, budget, tau."""
+    parameters = sum(p.numel() for p in drafter.parameters())
+    ceilings = [
+        (*key.removeprefix("ceiling_B").split("_T"), f"{v:.3f}") for key, v in last.items() if key.startswith("ceiling")
+    ]
+    return "\n".join(
+        [
+            HEADER,
+            f"# {name}",
+            "",
+            f"A DFlash drafter for {target.info.source} ({target.info.revision}): {len(drafter.layers)} layers, block "
+            f"{drafter.block_size}, taps {list(drafter.taps)}, mask id {drafter.mask_id}, "
+            f"{parameters / 1e6:.1f}M parameters. Objective: {objective}.",
+            "",
+            "It reads the target's hidden states and uses the target's embedding and head: it drafts for this target "
+            "and for no other.",
+            "",
+            "## Training",
+            "",
+            f"{supervised_tokens:,} tokens that the target wrote itself, {config.steps:,} steps on {processes} "
+            f"process(es), code at commit `{commit}`."
+            + (" None of the four suites' prompts is among the training prompts." if data.source == "offline" else ""),
+            "",
+            _table(["data", "value"], list(asdict(data).items())),
+            "",
+            _table(["training", "value"], list(asdict(config).items())),
+            "",
+            "## Held-out ceilings",
+            "",
+            f"Mean exact 1 + C_p (tokens) over {config.validation_contexts} held-out contexts, best-first trees.",
+            "",
+            _table(["budget", "temperature", "1 + C_p"], ceilings),
+            "",
+            "## Measured in decoding",
+            "",
+            "Block length, bonus token included: mean of the responses' means (tau) and over all rounds (pooled).",
+            "",
+            _table(list(taus[0]), [tuple(row.values()) for row in taus]) if taus else "Not measured.",
+            "",
+        ]
+    )
+
+
+def _table(head: list[str], rows: list[tuple]) -> str:
+    lines = [
+        head,
+        ["---"] * len(head),
+        *([f"{c:.3f}" if isinstance(c, float) else str(c) for c in row] for row in rows),
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
