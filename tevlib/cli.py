@@ -122,12 +122,13 @@ def _write_tables(options: argparse.Namespace) -> None:
     from tevlib.suite.paths import home
     from tevlib.suite.records import outcome
 
-    found = table4([outcome(cell) for cell in _cells(options)])
+    planned = _cells(options)
+    found = table4([outcome(cell) for cell in planned])
     paths = write_table(found, home() / "data" / "tables", "table4")
     print("\n" + found.attrs["caption"], markdown(layout(found)), markdown(audit_columns(found)), sep="\n\n")
     print("\ntable:  ", *(str(path) for path in paths))
     print("records:", home() / "data" / "results" / "table4")
-    print("notebooks as they ran:", home() / "runs" / options.profile)
+    print("notebooks as they ran:", home() / "runs" / planned[0].profile)
 
 
 def _one_of(kind: str, known: Sequence[str]):

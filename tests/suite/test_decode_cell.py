@@ -11,6 +11,7 @@ from tevlib.suite import decode_cell
 from tevlib.suite.decode_cell import CellFailed, answer_seed, run_decode_cell
 from tevlib.suite.metrics import summarise
 from tevlib.suite.records import failed_path, outcome, read_record, record_path, rounds_path
+from tevlib.trees.draft_tree import DraftTree
 
 TIMES = {"ar_s", "ar_prefill_s", "spec_s", "prefill_s", "stage_s"}
 
@@ -44,6 +45,7 @@ def test_every_round_is_kept_and_emission_is_told_from_length(tiny_cell):
         assert len(mine) == row["rounds"] and mine["length"].sum() == row["lengths"]
         assert mine["emitted"].sum() == row["emitted"] == row["tokens"] - 1
         assert mine["ceiling"].sum() == pytest.approx(row["ceilings"])
+        assert mine["variance"].sum() == pytest.approx(row["variances"])
         assert (mine["emitted"] <= mine["length"]).all()
         assert mine[[f"{stage}_s" for stage in decode.STAGES]].notna().all().all()
 
@@ -113,3 +115,11 @@ def test_too_few_prompts_are_an_error(tiny_cell):
     """yourbench#89: asking for more prompts than there are must not run on fewer."""
     with pytest.raises(ValueError, match="5 prompts asked for"):
         run_decode_cell(tiny_cell(prompts=5))
+
+
+def test_length_variance_is_that_of_the_exit_depth():
+    """A root with one child and a grandchild, w = 0.5, 0.25, 0.25: variance of the depths 0, 1, 2."""
+    tree = DraftTree([5, 1, 2], [-1, 0, 1])
+    w = torch.tensor([0.5, 0.25, 0.25])
+    cycle = decode.Round(tree, w, w, 0.75, [0], 3)
+    assert decode_cell.length_variance(cycle) == pytest.approx(0.25 * 1 + 0.25 * 4 - 0.75**2)

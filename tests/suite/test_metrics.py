@@ -5,7 +5,16 @@ import random
 
 import pytest
 
-from tevlib.suite.metrics import audit_z, bootstrap, speedup, speedup_references, summarise, tau, tau_pooled
+from tevlib.suite.metrics import (
+    audit_z,
+    audit_z_paired,
+    bootstrap,
+    speedup,
+    speedup_references,
+    summarise,
+    tau,
+    tau_pooled,
+)
 
 
 def row(lengths=(2,), ceilings=None, **changed):
@@ -16,6 +25,7 @@ def row(lengths=(2,), ceilings=None, **changed):
         "tokens": 1 + sum(lengths), "spec_s": 0.5, "prefill_s": 0.5, "stage_s": {"draft": 0.2, "verify": 0.1},
         "rounds": len(lengths), "lengths": sum(lengths), "emitted": sum(lengths), "ceilings": sum(ceilings),
         "squares": sum((a - b) ** 2 for a, b in zip(lengths, ceilings, strict=True)), "nodes": 17 * len(lengths),
+        "variances": 0.25 * len(lengths),
     } | changed  # fmt: skip
 
 
@@ -65,14 +75,27 @@ def test_end_to_end_times_include_the_prefill():
     assert found["speedup_end_to_end"] == pytest.approx(2.0 / 1.5)
 
 
-def test_audit_z_is_the_paired_z_score():
+def test_audit_z_is_the_gap_over_the_laws_own_error():
+    """z = sum of (length - ceiling) over the root of the summed variances of the law."""
+    parts = [row([1, 3], [1.5, 2.0]), row([2, 5, 1], [2.5, 3.0, 2.0])]
+    assert audit_z(parts) == pytest.approx((12 - 11) / math.sqrt(5 * 0.25))
+
+
+def test_audit_z_paired_is_the_paired_z_score():
     """z = mean of (length - ceiling) over its standard error with n - 1, worked out from the single rounds."""
     lengths, ceilings = [1, 3, 2, 5, 1], [1.5, 2.0, 2.5, 3.0, 2.0]
     gaps = [a - b for a, b in zip(lengths, ceilings, strict=True)]
     mean = sum(gaps) / 5
     deviation = math.sqrt(sum((g - mean) ** 2 for g in gaps) / 4)
     parts = [row(lengths[:2], ceilings[:2]), row(lengths[2:], ceilings[2:])]
-    assert audit_z(parts) == pytest.approx(mean / (deviation / math.sqrt(5)))
+    assert audit_z_paired(parts) == pytest.approx(mean / (deviation / math.sqrt(5)))
+
+
+def test_rare_long_blocks_raise_no_alarm():
+    """Fourteen blocks of 1 where one in a hundred is longer are no evidence: the sample variance, which has seen none
+    of the rare ones, would cry out."""
+    rows = [row([1] * 14, [1.01 + 0.001 * i for i in range(14)], variances=14 * 0.016)]
+    assert abs(audit_z(rows)) < 1 < 3 < abs(audit_z_paired(rows))
 
 
 def test_audit_catches_a_verifier_that_loses_mass():
@@ -84,15 +107,23 @@ def test_audit_catches_a_verifier_that_loses_mass():
         u = generator.random()
         exact.append(1 + (u < 0.6) + (u < 0.3))
         early.append(1 + (u < 0.6))
-    assert abs(audit_z([row(exact, [ceiling] * 4000)])) < 4
-    assert audit_z([row(early, [ceiling] * 4000)]) < -10
+    variance = 0.3 * 2**2 + 0.3 * 1**2 - 0.9**2
+    for z in (audit_z, audit_z_paired):
+        assert abs(z([row(exact, [ceiling] * 4000, variances=4000 * variance)])) < 4
+        assert z([row(early, [ceiling] * 4000, variances=4000 * variance)]) < -10
 
 
 def test_audit_is_zero_at_temperature_zero():
     """Lengths that equal their ceilings up to float32 rounding give z = 0, not noise divided by noise."""
     lengths = [1, 3, 2, 4]
-    assert audit_z([row(lengths, [x - 3e-7 for x in lengths])]) == 0.0
-    assert audit_z([row([2], [1.5])]) is None
+    rows = [row(lengths, [x - 3e-7 for x in lengths], variances=0.0)]
+    assert audit_z(rows) == audit_z_paired(rows) == 0.0
+    assert audit_z([row([], variances=0.0)]) is None and audit_z_paired([row([2], [1.5])]) is None
+
+
+def test_audit_sees_a_wrong_greedy_verifier():
+    """At T = 0 the law has no variance: one block that is a token short of its ceiling is a huge z."""
+    assert audit_z([row([1, 3, 1], [1, 3, 2], variances=0.0)]) < -1000
 
 
 def test_metrics_without_rounds_are_none_not_nan():

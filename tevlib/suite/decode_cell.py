@@ -19,7 +19,7 @@ import torch
 from tqdm.auto import tqdm
 
 from tevlib.decoding.checkpoint import load_drafter
-from tevlib.decoding.decode import Generation, autoregressive, speculate
+from tevlib.decoding.decode import Generation, Round, autoregressive, speculate
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.load import OFFLINE_TARGET, load_target
 from tevlib.decoding.target import Target
@@ -183,8 +183,16 @@ def response_row(ar: Generation, spec: Generation) -> dict:
         "emitted": sum(r.emitted for r in spec.rounds),
         "ceilings": sum(r.ceiling for r in spec.rounds),
         "squares": sum((r.length - r.ceiling) ** 2 for r in spec.rounds),
+        "variances": sum(length_variance(r) for r in spec.rounds),
         "nodes": sum(len(r.tree) for r in spec.rounds),
     }
+
+
+def length_variance(cycle: Round) -> float:
+    """Variance of the block length D + 1 of any saturated verifier on this round's tree: that of depth under w."""
+    w, depths = cycle.w.double(), cycle.tree.depths.double()
+    mean = (w * depths).sum()
+    return float((w * (depths - mean) ** 2).sum())
 
 
 def round_rows(spec: Generation) -> list[dict]:
@@ -195,6 +203,7 @@ def round_rows(spec: Generation) -> list[dict]:
             "length": r.length,
             "emitted": r.emitted,
             "ceiling": r.ceiling,
+            "variance": length_variance(r),
             "nodes": len(r.tree),
             **{f"{stage}_s": seconds for stage, seconds in r.times.items()},
         }

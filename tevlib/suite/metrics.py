@@ -11,6 +11,7 @@ A response row is one answer (one turn of one prompt, in one repeat), decoded by
     emitted             sum over rounds of the tokens that the output got
     ceilings            sum over rounds of 1 + C_p(T)
     squares             sum over rounds of (D + 1 - (1 + C_p))^2
+    variances           sum over rounds of the exit law's own variance of D
     nodes               sum over rounds of the tree's size, root included
 
 One clock rule for both methods: the decode clock (`ar_s`, `spec_s`) starts right after the prefill, the first draft is
@@ -33,7 +34,7 @@ def summarise(responses: Sequence[dict], resamples: int = RESAMPLES) -> dict:
     tau                  mean over responses of the response's mean block length (the references' and the paper's)
     tau_pooled           tokens over rounds, all rounds of the cell together
     ceiling              mean of 1 + C_p over all rounds: tau_pooled's expectation for a saturated verifier
-    audit_z              see `audit_z`
+    audit_z              see `audit_z`, and `audit_z_paired`
     speedup              headline: autoregressive seconds per token over speculative seconds per token, both in total
     speedup_references   ratio of mean seconds per output token, the free first token counted, as z-lab and DDTree do
     speedup_end_to_end   as `speedup`, prefill and first token included
@@ -51,6 +52,7 @@ def summarise(responses: Sequence[dict], resamples: int = RESAMPLES) -> dict:
         "tau_pooled_ci95": bootstrap(groups, tau_pooled, resamples),
         "ceiling": _ratio(sum(row["ceilings"] for row in rows), rounds),
         "audit_z": audit_z(rows),
+        "audit_z_paired": audit_z_paired(rows),
         "accepted_drafts": _ratio(sum(row["lengths"] for row in rows) - rounds, rounds),
         "speedup": speedup(rows),
         "speedup_ci95": bootstrap(groups, speedup, resamples),
@@ -81,19 +83,33 @@ def tau_pooled(rows: Sequence[dict]) -> float | None:
 
 
 def audit_z(rows: Sequence[dict]) -> float | None:
-    """Standard errors between the mean block length and the mean of its own ceiling 1 + C_p; None below two rounds.
+    """Standard errors between the mean block length and the mean of its own ceiling 1 + C_p; None without a round.
 
-    For a saturated verifier the differences (D + 1) - (1 + C_p) are martingale differences: their mean is 0 in
-    expectation however the rounds depend on each other, so |z| stays within about 3 (Theorem 1).
+    For a saturated verifier the differences (D + 1) - (1 + C_p) are martingale differences whose conditional variance
+    is known: it is the exit law's. Their sum over the root of the summed variances is then close to standard normal
+    however the rounds depend on each other, so |z| stays within about 3 (Theorem 1). Without meaning for the sampled
+    chain, whose verifier looks at q.
     """
-    n = sum(row["rounds"] for row in rows)
+    n, gap = _gap(rows)
+    if n == 0:
+        return None
+    return (
+        gap / math.sqrt(max(sum(row["variances"] for row in rows), n * ROUNDING**2)) if abs(gap) > n * ROUNDING else 0.0
+    )
+
+
+def audit_z_paired(rows: Sequence[dict]) -> float | None:
+    """As `audit_z` with the differences' sample variance: misled where long blocks are rare. None below 2 rounds."""
+    n, gap = _gap(rows)
     if n < 2:
         return None
-    mean = sum(row["lengths"] - row["ceilings"] for row in rows) / n
-    if abs(mean) < ROUNDING:
-        return 0.0
-    variance = max(sum(row["squares"] for row in rows) / n - mean**2, 0.0) * n / (n - 1)
-    return mean / math.sqrt(max(variance, ROUNDING**2) / n)
+    variance = max(sum(row["squares"] for row in rows) / n - (gap / n) ** 2, ROUNDING**2) * n / (n - 1)
+    return gap / math.sqrt(n * variance) if abs(gap) > n * ROUNDING else 0.0
+
+
+def _gap(rows: Sequence[dict]) -> tuple[int, float]:
+    """Number of rounds, and the sum over them of block length minus ceiling."""
+    return sum(row["rounds"] for row in rows), sum(row["lengths"] - row["ceilings"] for row in rows)
 
 
 def speedup(rows: Sequence[dict]) -> float | None:

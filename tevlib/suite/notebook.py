@@ -5,6 +5,7 @@ papermill writes its output in place, marks the cells of a killed kernel `comple
 whole, under its name if every cell ran, as `<stem>.failed.ipynb` otherwise.
 """
 
+import logging
 import os
 import shutil
 import sys
@@ -99,6 +100,7 @@ def _execute(source, partial, values, log, timeout, start_timeout, progress, cwd
 
     from tevlib.suite.kernel import same_interpreter
 
+    logging.getLogger("papermill").setLevel(logging.ERROR)  # it does not know `int | None` and warns of such parameters
     try:
         with log.open("w", encoding="utf-8") as stream, tempfile.TemporaryDirectory(prefix="tevlib-") as sockets:
             executed = papermill.execute_notebook(
