@@ -40,6 +40,7 @@ def save_drafter(
     try:
         tensors = {name: value.to(dtype).contiguous().cpu() for name, value in drafter.state_dict().items()}
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
+        (partial / WEIGHTS).chmod(0o644)
         config = drafter.config.to_diff_dict() | {
             "model_type": "qwen3",
             "architectures": ["DFlashDraftModel"],

@@ -25,6 +25,8 @@ from tevlib.training.objectives import sample_anchors, token_loss, token_targets
 from tevlib.training.rollouts import Rollout
 from tevlib.trees.seeds import stream_seed
 
+LOG_EVERY = 10  # steps
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -162,10 +164,11 @@ def train(
                 optimiser.zero_grad(set_to_none=True)
                 step += 1
                 bar.update()
-                if step % 10 == 0 or step == config.steps:
+                validating = step % config.validate_every == 0 or step == config.steps
+                if step % LOG_EVERY == 0 or validating:
                     row = {"step": step, "loss": loss, "lr": learning_rate(step - 1, config), "skipped": skipped}
                     row["steps_per_s"] = (step - first) / (time.perf_counter() - started)
-                    if main and (step % config.validate_every == 0 or step == config.steps):
+                    if main and validating:
                         row |= validate(target, drafter, held_out, config)
                     rows.append(row)
                     bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
