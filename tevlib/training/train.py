@@ -144,6 +144,9 @@ def train(
         drafter.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.999)
     )
     step, rows, skipped = _resume(folder, drafter, optimiser, config)
+    if step == config.steps:
+        drafter.eval()
+        return rows
     started, first = time.perf_counter(), step
     main = accelerator.is_main_process
     with tqdm(total=config.steps, initial=step, desc="train", unit="step", mininterval=1, disable=not main) as bar:
