@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from tests.tiny import CONFIGS, make_target, make_tokenizer
@@ -167,14 +168,18 @@ def test_load_a_folder_and_say_what_it_is(tmp_path):
 def test_tied_head_is_the_embedding(tmp_path):
     """A tied head shares the embedding's storage, with or without a head in the file (vllm#6758)."""
     made = make_target("qwen3", tie_word_embeddings=True)
-    loaded = load_target(save(made, tmp_path), dtype="float32", device="cpu")
-    assert loaded.head.weight.data_ptr() == loaded.embed.weight.data_ptr()
+    save(made, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    for stray in ({}, {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}):
+        save_file(tensors | stray, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        loaded = load_target(tmp_path, dtype="float32", device="cpu")
+        assert loaded.head.weight.data_ptr() == loaded.embed.weight.data_ptr()
+        torch.testing.assert_close(plain_logits(loaded, PROMPT), plain_logits(made, PROMPT))
 
 
 def test_a_missing_head_is_an_error(tmp_path):
     """tie_word_embeddings=False and no head in the file: an error, not random numbers (SpecForge#473)."""
-    from safetensors.torch import load_file, save_file
-
     save(make_target("qwen3"), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors["lm_head.weight"]

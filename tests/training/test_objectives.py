@@ -64,6 +64,15 @@ def test_token_loss_equals_cross_entropy(rows):
     torch.testing.assert_close(mine, torch.autograd.grad(naive, hidden)[0])
 
 
+def test_an_oracle_has_no_loss():
+    """Rows that point at their labels cost nothing; shifted by one position they cost a lot (SpecForge#473)."""
+    head = torch.eye(40)
+    labels, weights = torch.randint(40, (2, 5, 7), generator=generator()), torch.ones(2, 5, 7)
+    total, denominator = token_loss(60 * head[labels], head, labels, weights)
+    assert float(total / denominator) < 1e-6
+    assert float(token_loss(60 * head[labels], head, labels.roll(1, dims=-1), weights)[0] / denominator) > 10
+
+
 def test_head_gradient_by_finite_differences():
     """gradcheck in float64."""
     hidden = torch.randn(5, 6, generator=generator(), dtype=torch.float64, requires_grad=True)
