@@ -94,6 +94,51 @@ def test_store_resumes_and_refuses_other_settings(tmp_path, monkeypatch):
         make_rollouts(target, PROMPTS, TAPS, tmp_path, **how | {"temperature": 0.5})
 
 
+def test_a_lost_or_damaged_shard_costs_itself_only(tmp_path, monkeypatch):
+    """With a shard missing in the middle no other one is overwritten; one cut short is named with what to do."""
+    monkeypatch.setattr("tevlib.training.rollouts.SHARD_ROLLOUTS", 4)
+    target = make_target()
+    how = dict(temperature=0.0, max_new_tokens=8, seed=0, rows=3)
+    whole = [r.ids.tolist() for r in make_rollouts(target, PROMPTS, TAPS, tmp_path, **how).read()]
+    first, second, third = RolloutStore(tmp_path).shards()
+    second.write_bytes(second.read_bytes()[:300])
+    with pytest.raises(ValueError, match=rf"{second.name} is damaged .* delete it"):
+        make_rollouts(target, PROMPTS, TAPS, tmp_path, **how)
+    second.unlink()
+    kept = {path: path.read_bytes() for path in (first, third)}
+    assert [r.ids.tolist() for r in make_rollouts(target, PROMPTS, TAPS, tmp_path, **how).read()] == whole
+    assert all(path.read_bytes() == data for path, data in kept.items())
+
+
+def test_interrupted_rollouts_are_kept(tmp_path, monkeypatch):
+    """Ctrl-C between two shards keeps every response that was finished."""
+    target, stop = make_target(), iter(range(100))
+    forward = type(target).forward
+
+    def interrupted(self, *arguments):
+        if next(stop) > 25:
+            raise KeyboardInterrupt
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(type(target), "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_rollouts(target, PROMPTS, TAPS, tmp_path, temperature=0.0, max_new_tokens=8, seed=0, rows=3)
+    assert 0 < len(RolloutStore(tmp_path).done()) < len(PROMPTS)
+
+
+def test_rollouts_of_nothing_and_of_nan_are_refused(monkeypatch):
+    """No rows or no new tokens is an error, not an empty set; a NaN row is no draw of the last token."""
+    target = make_target()
+    for bad in ({"rows": 0}, {"max_new_tokens": 0}):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            made(target, **bad)
+    logits = type(target).logits
+    monkeypatch.setattr(type(target), "logits", lambda self, hidden: logits(self, hidden) * float("nan"))
+    for temperature in (0.0, 0.7):
+        with pytest.raises(ValueError, match="rollout row 0 has a NaN logit"):
+            made(target, temperature=temperature)
+
+
 def test_bad_prompts_are_named():
     """An empty prompt, or one that leaves no room, is an error with its index."""
     target = make_target()
@@ -165,6 +210,51 @@ def test_a_resumed_run_is_the_uninterrupted_run(tmp_path):
     with pytest.raises(ValueError, match="another learning_rate"):
         drafter = make_drafter(target, block_size=4, layers=1)
         train(target, drafter, texts, texts[:2], quick(learning_rate=1.0), tmp_path / "a")
+
+
+@pytest.mark.parametrize("where", ["torch.optim.AdamW.step", "tevlib.training.train.validate"])
+def test_ctrl_c_in_an_update_or_a_validation_loses_neither(tmp_path, monkeypatch, where):
+    """An update that was applied is not applied again, and the last validation is not left out, after a restart."""
+    target = make_target()
+    texts = made(target)
+
+    def run(folder):
+        drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
+        return drafter, lambda: train(target, drafter, texts, texts[:2], quick(save_every=3), folder)
+
+    whole, go = run(tmp_path / "a")
+    rows = go()
+    calls, (module, name) = [], where.rsplit(".", 1)
+    owner = torch.optim.AdamW if name == "step" else sys.modules[module]
+    real = getattr(owner, name)
+
+    def interrupted(*arguments, **named):
+        result = real(*arguments, **named)
+        calls.append(1)
+        if len(calls) == (7 if name == "step" else 2):
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "b")[1]()
+    resumed, go = run(tmp_path / "b")
+    timeless = [{k: v for k, v in row.items() if k != "steps_per_s"} for row in go()]
+    assert timeless == [{k: v for k, v in row.items() if k != "steps_per_s"} for row in rows]
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def test_what_cannot_be_trained_or_validated_is_refused_at_once(tmp_path):
+    """A block of one token, no held-out text, no budget: an error before the first step, not after the last."""
+    target = make_target()
+    texts = made(target)[:2]
+    with pytest.raises(ValueError, match="block size 1 predicts nothing"):
+        train(target, make_drafter(target, block_size=1), texts, texts, quick(), tmp_path)
+    with pytest.raises(ValueError, match="held_out is empty"):
+        train(target, make_drafter(target), texts, [], quick(), tmp_path)
+    with pytest.raises(ValueError, match="validation needs budgets"):
+        quick(validation_budgets=())
 
 
 RANK = """

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from tevlib.decoding.target import Target
-from tevlib.trees.sampling import argmax_lowest, check_temperature, is_greedy
+from tevlib.trees.sampling import argmax_lowest, check_rows, check_temperature, is_greedy
 from tevlib.trees.seeds import stream_seed
 
 SHARD_ROLLOUTS = 128
@@ -70,10 +71,12 @@ def rollouts(
     """Yields the target's response to each of `prompts` (token ids) as it finishes, in no fixed order.
 
     Sampling is from softmax(logits / temperature) in float32; a response ends at a stop id (kept) or after
-    `max_new_tokens`. Prompts whose index is in `skip` are left out. Raises `ValueError` for an empty prompt, or one
-    that does not fit the context with its response.
+    `max_new_tokens`. Prompts whose index is in `skip` are left out. Raises `ValueError` for an empty prompt, one
+    that does not fit the context with its response, fewer than one row or new token, and NaN logits of the target.
     """
     check_temperature(temperature)
+    if rows < 1 or max_new_tokens < 1:
+        raise ValueError(f"rows and max_new_tokens must be at least 1, got {rows} and {max_new_tokens}")
     stop_ids = target.stop_ids if stop_ids is None else stop_ids
     for index, prompt in enumerate(prompts):
         if not 1 <= len(prompt) <= target.context_limit - max_new_tokens:
@@ -108,6 +111,7 @@ def rollouts(
         active = [row for row in range(rows) if owner[row] != -1]
         if not active:
             return
+        check_rows(logits[active].amax(-1), "rollout row")
         uniforms = torch.tensor([float(torch.rand((), generator=stream)) for stream in streams])
         tokens = draw(logits, temperature, uniforms)
         at = cache.lengths.clone()
@@ -159,11 +163,12 @@ class RolloutStore:
 
     def done(self) -> frozenset[int]:
         """Indices of the prompts whose rollouts are stored."""
-        return frozenset(int(i) for path in self.shards() for i in load_file(path)["index"])
+        return frozenset(int(i) for path in self.shards() for i in _load(path)["index"])
 
     def write(self, finished: list[Rollout]) -> None:
         """Append one shard, atomically."""
-        path = self.folder / f"shard-{len(self.shards()):05d}.safetensors"
+        last = max((int(shard.stem.removeprefix("shard-")) for shard in self.shards()), default=-1)
+        path = self.folder / f"shard-{last + 1:05d}.safetensors"
         tensors = {
             "index": torch.tensor([r.index for r in finished]),
             "length": torch.tensor([len(r.ids) for r in finished]),
@@ -179,7 +184,7 @@ class RolloutStore:
         """All stored rollouts, ordered by prompt index."""
         found = []
         for path in self.shards():
-            shard = load_file(path)
+            shard = _load(path)
             lengths = shard["length"].tolist()
             parts = zip(
                 shard["index"].tolist(),
@@ -202,7 +207,17 @@ class RolloutStore:
                     f"{self.folder} holds rollouts made with other settings ({', '.join(differing)}): "
                     "choose another folder or delete it"
                 )
-        path.write_text(json.dumps(record, indent=2) + "\n")
+            return
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(record, indent=2) + "\n")
+        os.replace(partial, path)
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it, and its rollouts are made again") from error
 
 
 def make_rollouts(
@@ -244,14 +259,16 @@ def make_rollouts(
             rows=rows,
             skip=done,
         )
-        for rollout in made:
-            batch.append(rollout)
-            tokens += len(rollout.ids) - rollout.prompt_length
-            bar.update()
-            bar.set_postfix(tokens=tokens, refresh=False)
-            if len(batch) == SHARD_ROLLOUTS:
+        try:
+            for rollout in made:
+                batch.append(rollout)
+                tokens += len(rollout.ids) - rollout.prompt_length
+                bar.update()
+                bar.set_postfix(tokens=tokens, refresh=False)
+                if len(batch) == SHARD_ROLLOUTS:
+                    store.write(batch)
+                    batch = []
+        finally:  # what is finished is kept, after Ctrl-C too
+            if batch:
                 store.write(batch)
-                batch = []
-        if batch:
-            store.write(batch)
     return store

@@ -52,6 +52,11 @@ class TrainConfig:
         for name in ("steps", "sequences", "anchors", "save_every", "validate_every", "validation_contexts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        budgets, temperatures = self.validation_budgets, self.validation_temperatures
+        if not budgets or min(budgets) < 0 or not temperatures or min(temperatures) < 0:
+            raise ValueError(
+                f"validation needs budgets and temperatures >= 0, got {list(budgets)} and {list(temperatures)}"
+            )
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if not 0 <= self.warmup < 1:
@@ -129,12 +134,17 @@ def train(
     """Trains `drafter` in place; returns the metrics rows, which are also in `folder/metrics.jsonl`.
 
     `folder/state.pt` is written every `save_every` steps and on Ctrl-C, atomically; a second call with the same
-    config goes on from there, and one with another config is refused. Steps without a supervised token or with a loss
-    that is not finite are skipped and counted.
+    config goes on from there, and one with another config is refused. Where Ctrl-C falls into an update or a
+    validation, the state before it stays, so that neither is done half or left out. Steps without a supervised token
+    or with a loss that is not finite are skipped and counted. Raises `ValueError` for nothing to train or validate.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rollouts = usable(rollouts)
+    if not held_out:
+        raise ValueError("held_out is empty: validation needs at least one rollout")
+    if drafter.depth < 1:
+        raise ValueError(f"a drafter of block size {drafter.block_size} predicts nothing: train one of 2 or more")
     drafter.train()
     accelerator = Accelerator(cpu=target.device.type == "cpu")
     rank, world = accelerator.process_index, accelerator.num_processes
@@ -148,6 +158,7 @@ def train(
         drafter.eval()
         return rows
     started, first = time.perf_counter(), step
+    whole = True  # weights, optimiser, step and rows belong together
     main = accelerator.is_main_process
     with tqdm(total=config.steps, initial=step, desc="train", unit="step", mininterval=1, disable=not main) as bar:
         try:
@@ -157,6 +168,7 @@ def train(
                 total, weight = batch_loss(target, drafter, batch, config, generator)
                 total.backward()
                 loss, usable_step = pool(accelerator, drafter, total.detach(), weight)
+                whole = False
                 if usable_step:
                     for group in optimiser.param_groups:
                         group["lr"] = learning_rate(step, config)
@@ -175,10 +187,11 @@ def train(
                         row |= validate(target, drafter, held_out, config)
                     rows.append(row)
                     bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
+                whole = True
                 if main and step % config.save_every == 0:
                     _save(folder, drafter, optimiser, config, step, rows, skipped)
         finally:
-            if main:
+            if main and whole:  # else the last state of `save_every` stays
                 _save(folder, drafter, optimiser, config, step, rows, skipped)
     accelerator.wait_for_everyone()
     drafter.eval()
