@@ -195,3 +195,39 @@ def test_no_folder_is_one_clear_error(tmp_path):
     """A path without a drafter says what belongs there."""
     with pytest.raises(ValueError, match=r"no drafter at .*config\.json"):
         load_drafter(tmp_path / "nowhere", make_target())
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_half_written_files_are_named(saved, name):
+    """A file cut short is a ValueError with its path, whatever reader stumbles over it."""
+    target, folder, _ = saved
+    (folder / name).write_bytes((folder / name).read_bytes()[:200])
+    with pytest.raises(ValueError, match=f"{name} is damaged"):
+        load_drafter(folder, target)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"dflash_config": {"target_layer_ids": [-1, 0], "mask_token_id": 5}}, r"reads layers \[-1, 0\]"),
+        ({"dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": -1}}, "mask id -1"),
+        ({"block_size": 0}, "block_size must be an integer >= 1, got 0"),
+    ],
+)
+def test_impossible_numbers_are_refused(saved, changed, words):
+    """A negative layer would be counted from the end in silence."""
+    target, folder, change = saved
+    change(**changed)
+    with pytest.raises(ValueError, match=words):
+        load_drafter(folder, target)
+
+
+def test_saving_replaces_drafters_only(saved, tmp_path):
+    """A folder of somebody's files is not wiped to make room; an older drafter and an empty folder are replaced."""
+    target, folder, _ = saved
+    save_drafter(make_drafter(target), folder, target=target)
+    (tmp_path / "mine").mkdir()
+    save_drafter(make_drafter(target), tmp_path / "mine", target=target)
+    with pytest.raises(ValueError, match="something other than a drafter"):
+        save_drafter(make_drafter(target), tmp_path, target=target)
+    assert load_drafter(folder, target).block_size == 8

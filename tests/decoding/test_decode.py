@@ -290,6 +290,13 @@ BAD = [
     ({"top_p": 0.0}, "top_p must be in"),
     ({"top_k": -1}, "top_k must be >= 0"),
     ({"max_new_tokens": -1}, "max_new_tokens must be >= 0"),
+    ({"max_new_tokens": 3.5}, "max_new_tokens must be an integer >= 0; got 3.5"),
+    ({"budget": 2.5}, "budget must be an integer >= 0; got 2.5"),
+    ({"budget": True}, "budget must be an integer >= 0; got True"),
+    ({"top_k": 2.5, "temperature": 1.0}, "top_k must be an integer >= 0; got 2.5"),
+    ({"temperature": "0.5"}, "temperature must be a finite number >= 0; got '0.5'"),
+    ({"verifier": "greedy", "temperature": 1.0}, "greedy verifier is exact at temperature 0 only"),
+    ({"verifier": "greedy", "temperature": 1.0, "builder": "sampled_chain"}, "greedy verifier is exact"),
     ({"input_ids": []}, "non-empty"),
     ({"input_ids": [5, 500]}, "token ids must be in"),
     ({"input_ids": [5] * 513}, "513 tokens, the target's context holds 512"),
@@ -312,6 +319,38 @@ def made_up(lengths: list[int], coverages: list[float] | None = None) -> Generat
         coverage = coverages[i] if coverages else 0.0
         rounds.append(Round(tree, torch.zeros(length), torch.zeros(length), coverage, list(range(length)), 0))
     return Generation([], rounds, "length", 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "how"),
+    [
+        ("tev", {"temperature": 0.0}),
+        ("sequential_residual", {"temperature": 1.0}),
+        ("tev", {"temperature": 1.0, "top_p": 0.9}),
+    ],
+)
+def test_nan_in_a_node_nobody_visits_names_the_round(llama, monkeypatch, verifier, how):
+    """The filters and the exit law read rows that a verifier leaves out: their errors have the place in them too."""
+    score = type(llama).score_tree
+
+    def last_node_is_nan(self, *arguments):
+        logits, features = score(self, *arguments)
+        logits[-1] = math.nan
+        return logits, features
+
+    monkeypatch.setattr(type(llama), "score_tree", last_node_is_nan)
+    with pytest.raises(ValueError, match=r"round 0: the target's logits are unusable: (node|row) 20 has a NaN"):
+        speculate(llama, make_drafter(llama), PROMPT, budget=20, verifier=verifier, seed=0, max_new_tokens=9, **how)
+
+
+def test_nan_from_the_prefill_names_the_token(llama, monkeypatch):
+    """Either method says that it was the very first token, and that the target is at fault."""
+    logits = type(llama).logits
+    monkeypatch.setattr(type(llama), "logits", lambda self, hidden: logits(self, hidden) * math.nan)
+    with pytest.raises(ValueError, match="token 0: the target's logits are unusable"):
+        autoregressive(llama, PROMPT, max_new_tokens=4)
+    with pytest.raises(ValueError, match="token 0: the target's logits are unusable"):
+        speculate(llama, make_drafter(llama), PROMPT, max_new_tokens=4)
 
 
 def test_two_taus_have_two_names():

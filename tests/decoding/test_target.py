@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3TextConfig, LlamaConfig
+from transformers import Gemma3TextConfig, GraniteConfig, GraniteForCausalLM, LlamaConfig
 
 from tests.tiny import CONFIGS, make_target, make_tokenizer
 from tevlib.decoding.cache import KVCache
@@ -186,6 +186,17 @@ def test_a_missing_head_is_an_error(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"lm_head\.weight"):
         load_target(tmp_path, dtype="float32", device="cpu")
+
+
+def test_a_scaled_head_is_refused(tmp_path):
+    """Granite divides its logits: without that every temperature would be another one, so it is refused at load."""
+    shape = CONFIGS["llama"]().to_dict()
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    config = GraniteConfig(**{k: shape[k] for k in keys}, num_key_value_heads=2, logits_scaling=8.0)
+    GraniteForCausalLM(config).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="its own forward pass and ours differ"):
+        load_target(tmp_path, dtype="float32")
 
 
 def test_unknown_targets_are_one_clear_error(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,7 @@ from tevlib.trees import builders, verifiers
         ({"seed": None}, "seed"),
         ({"repeats": 0}, "repeats"),
         ({"drafter": "/no/such/drafter"}, "no drafter at /no/such/drafter"),
+        ({"verifier": "greedy", "temperature": 1.0}, "the greedy verifier is exact at temperature 0 only"),
         ({"table": "../elsewhere"}, "table must be a plain name"),
     ],
 )
@@ -180,3 +182,31 @@ def test_files_digest_sees_names_and_bytes(tmp_path):
     assert files_digest(tmp_path) == before
     (tmp_path / "a").rename(tmp_path / "b")
     assert files_digest(tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("budgets: [16]", "budgets: 16", "budgets must be a list of different values, got 16"),
+        ("budgets: [16]", "budgets: []", "budgets must be a list of different values"),
+        ("budgets: [16]", "budgets: [16, 16]", "budgets must be a list of different values"),
+        ("mt_bench: {prompts: 1}", "mt_bench: 1", "suite mt_bench must be a mapping, got 1"),
+        ("mt_bench: {prompts: 1}", "mt_bench:", "suite mt_bench must be a mapping, got None"),
+        ("mt_bench: {prompts: 1}", "mt_bench: {prompt: 1}", "unknown key 'prompt'.*prompts"),
+        ("original: data", "- data", "drafters must be a mapping"),
+    ],
+)
+def test_a_profile_of_the_wrong_shape_is_refused_by_key(tmp_path, old, new, words):
+    """A slip of the pen in YAML names the key and what would be right, before any cell is made."""
+    written = (Path(planning.__file__).parent / "profiles" / "smoke.yaml").read_text()
+    assert old in written
+    (tmp_path / "mine.yaml").write_text(written.replace(old, new))
+    with pytest.raises(ValueError, match=words):
+        planning.load_profile(str(tmp_path / "mine.yaml"))
+
+
+def test_a_profile_without_tables_is_refused(tmp_path):
+    """Nothing to run is an error, not a success."""
+    (tmp_path / "empty.yaml").write_text("defaults: {}\ntables:\n")
+    with pytest.raises(ValueError, match="tables must name at least one table"):
+        planning.load_profile(str(tmp_path / "empty.yaml"))

@@ -123,3 +123,11 @@ def test_length_variance_is_that_of_the_exit_depth():
     w = torch.tensor([0.5, 0.25, 0.25])
     cycle = decode.Round(tree, w, w, 0.75, [0], 3)
     assert decode_cell.length_variance(cycle) == pytest.approx(0.25 * 1 + 0.25 * 4 - 0.75**2)
+
+
+def test_a_prompt_longer_than_the_context_is_named_before_any_decoding(tiny_cell, tmp_path, monkeypatch):
+    """One too long a line at the end of a file does not cost the decoding of those before it."""
+    (tmp_path / "long.jsonl").write_text('{"turns": ["short"]}\n{"turns": ["' + "word " * 900 + '"]}\n')
+    monkeypatch.setattr(decode_cell, "_decode_both", None)
+    with pytest.raises(ValueError, match=r"prompt long/2 has \d+ tokens, the context holds 2048"):
+        run_decode_cell(tiny_cell(suite=str(tmp_path / "long.jsonl")))

@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
@@ -33,8 +34,13 @@ def save_drafter(
     card: str = "",
     dtype: torch.dtype = torch.bfloat16,
 ) -> Path:
-    """The folder, written atomically: weights in `dtype`, configuration, fingerprint of the target, card."""
+    """The folder, written atomically: weights in `dtype`, configuration, fingerprint of the target, card.
+
+    An earlier drafter there is replaced; raises `ValueError` for a folder of anything else.
+    """
     folder = Path(folder)
+    if folder.exists() and not (folder / CONFIG).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} holds something other than a drafter and is not replaced: choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".partial-"))
     try:
@@ -71,7 +77,7 @@ def load_drafter(path: Path | str, target: Target, *, dtype: torch.dtype | None 
     folder = Path(path)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"no drafter at {folder}: a folder with {CONFIG} and {WEIGHTS} is wanted")
-    raw = json.loads((folder / CONFIG).read_text())
+    raw = _read_json(folder / CONFIG)
     config = drafter_config_from(raw, str(folder))
     check_target(raw, config, target, str(folder))
     tensors = _read_weights(folder)
@@ -104,6 +110,8 @@ def drafter_config_from(raw: dict, where: str) -> Qwen3Config:
             raise ValueError(
                 f"{where}: config.json lacks {key}; it is not guessed, since a wrong guess loads in silence"
             )
+    if not isinstance(found["block_size"], int) or found["block_size"] < 1:
+        raise ValueError(f"{where}: block_size must be an integer >= 1, got {found['block_size']!r}")
     rope = raw.get("rope_parameters") or {}
     theta = rope.get("rope_theta", raw.get("rope_theta"))
     if theta is None:
@@ -134,7 +142,7 @@ def check_target(raw: dict, config: Qwen3Config, target: Target, where: str) -> 
             raise ValueError(
                 f"{where} was made for a target with {key} {stated[key]}; {target.info.source} has {mine[key]}"
             )
-    if max(taps) >= target.layers or mask >= target.vocab_size:
+    if not all(0 <= tap < target.layers for tap in taps) or not 0 <= mask < target.vocab_size:
         raise ValueError(
             f"{where} reads layers {taps} and mask id {mask}; {target.info.source} has {target.layers} layers and "
             f"{target.vocab_size} embedding rows"
@@ -148,14 +156,31 @@ def check_target(raw: dict, config: Qwen3Config, target: Target, where: str) -> 
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     if (folder / WEIGHTS).is_file():
-        return load_file(folder / WEIGHTS)
+        return _load(folder / WEIGHTS)
     if not (folder / INDEX).is_file():
         raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
-    shards = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+    shards = sorted(set(_read_json(folder / INDEX)["weight_map"].values()))
     absent = [shard for shard in shards if not (folder / shard).is_file()]
     if absent:
         raise ValueError(f"{folder}: missing shards {', '.join(absent)}")
-    return {name: value for shard in shards for name, value in load_file(folder / shard).items()}
+    return {name: value for shard in shards for name, value in _load(folder / shard).items()}
+
+
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or not whole: {error}") from error
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        read = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged or not whole: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(read).__name__}")
+    return read
 
 
 def _legacy_scaling(rope: dict) -> dict | None:

@@ -6,9 +6,10 @@ last token is out, the first draft included. Recording the exit law for the book
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
 from tevlib.decoding.target import Target
-from tevlib.trees.builders import BUILDERS
+from tevlib.trees.builders import BUILDERS, check_count
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.exit_law import exit_law
 from tevlib.trees.sampled_chain import draw_chain, verify_sampled_chain
-from tevlib.trees.sampling import check_temperature, filter_logits, sample
+from tevlib.trees.sampling import check_temperature, filter_logits, is_greedy, sample
 from tevlib.trees.verifiers import VERIFIERS
 
 STAGES = ("draft", "build", "verify", "decide", "commit")
@@ -132,7 +133,7 @@ def autoregressive(
     out.emit([token])
     while not out.full:
         logits, _ = target.prefill(cache, torch.tensor([token], device=target.device))
-        token = _choose(logits, temperature, top_p, top_k, generator)
+        token = _choose(logits, temperature, top_p, top_k, generator, len(out.tokens))
         out.emit([token])
     return out.generation([], prefill_s, clock.lap())
 
@@ -162,7 +163,7 @@ def speculate(
     context limit. A draft with NaN is replaced by a root-only tree, with a warning; NaN in the target's logits raises
     `ValueError` with the round and the node, as do invalid arguments before any pass.
     """
-    check_decode_arguments(budget, builder, verifier)
+    check_decode_arguments(budget, builder, verifier, temperature)
     ids, out = _begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
     generator = _generator(target, seed)
     if out.full:
@@ -199,15 +200,13 @@ def speculate(
             tree = BUILDERS[builder](log_probs, budget, root)
         times["build"] = clock.lap()
         logits, node_features = target.score_tree(cache, tree, drafter.taps)
-        rows = filter_logits(logits, temperature, top_p, top_k)
-        times["verify"] = clock.lap()
-        try:
+        with _unusable_logits(f"round {len(rounds)}"):
+            rows = filter_logits(logits, temperature, top_p, top_k)
+            times["verify"] = clock.lap()
             if q is None:
                 verdict = VERIFIERS[verifier](tree, rows, temperature, generator)
             else:
                 verdict = verify_sampled_chain(tree, q, rows, temperature, generator)
-        except ValueError as error:
-            raise ValueError(f"round {len(rounds)}: the target's logits are unusable: {error}") from error
         times["decide"] = clock.lap()
         cache.commit(verdict.path)
         features = node_features[torch.tensor(verdict.path, device=target.device)]
@@ -216,7 +215,8 @@ def speculate(
         block = [tree.token(node) for node in verdict.path[1:]] + [root]
         emitted = out.emit(block)
         decode_s += clock.lap() + sum(times.values())
-        law = exit_law(tree, rows, temperature)
+        with _unusable_logits(f"round {len(rounds)}"):  # a verifier may not have looked at every node
+            law = exit_law(tree, rows, temperature)
         rounds.append(Round(tree, law.P, law.w, float(law.coverage), verdict.path, verdict.bonus, emitted, times))
         clock.lap()
     return out.generation(rounds, prefill_s, decode_s)
@@ -228,14 +228,15 @@ def draft(target: Target, drafter: DFlashDraftModel, context, root: int, depth: 
     return torch.log_softmax(target.logits(drafter.draft(context, block).to(target.dtype)), dim=-1)
 
 
-def check_decode_arguments(budget: int, builder: str, verifier: str) -> None:
-    """Raises `ValueError` for a negative budget or an unknown builder or verifier, naming what there is."""
-    if budget < 0:
-        raise ValueError(f"budget must be >= 0 (non-root nodes), got {budget}")
+def check_decode_arguments(budget: int, builder: str, verifier: str, temperature: float) -> None:
+    """Raises `ValueError` for a bad budget, an unknown builder or verifier, and greedy verification of samples."""
+    check_count(budget, "budget")
     if builder not in BUILDERS and builder != SAMPLED_CHAIN:
         raise ValueError(f"unknown builder {builder!r}: choose one of {', '.join([*BUILDERS, SAMPLED_CHAIN])}")
     if verifier not in VERIFIERS:
         raise ValueError(f"unknown verifier {verifier!r}: choose one of {', '.join(VERIFIERS)}")
+    if verifier == "greedy" and not is_greedy(temperature):
+        raise ValueError(f"the greedy verifier is exact at temperature 0 only, got temperature {temperature}")
 
 
 class Clock:
@@ -289,6 +290,7 @@ def _begin(
 ) -> tuple[Tensor, Output]:
     """The prompt as a tensor and an empty `Output`, after every check that needs no pass."""
     check_temperature(temperature)
+    check_count(top_k, "top_k")
     filter_logits(torch.zeros(1), temperature, top_p, top_k)
     ids = torch.as_tensor(input_ids, dtype=torch.long, device=target.device)
     if ids.ndim != 1 or len(ids) == 0:
@@ -297,8 +299,7 @@ def _begin(
         raise ValueError(f"token ids must be in 0..{target.vocab_size - 1}, got {int(ids.min())}..{int(ids.max())}")
     if len(ids) > target.context_limit:
         raise ValueError(f"the prompt has {len(ids)} tokens, the target's context holds {target.context_limit}")
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be >= 0, got {max_new_tokens}")
+    check_count(max_new_tokens, "max_new_tokens")
     room = target.context_limit - len(ids)
     limit, reason = (room, "context") if room < max_new_tokens else (max_new_tokens, "length")
     return ids, Output(limit, reason, target.stop_ids if stop is None else frozenset(stop), on_tokens)
@@ -313,5 +314,17 @@ def _generator(target: Target, seed: int | None) -> torch.Generator:
     return generator
 
 
-def _choose(logits: Tensor, temperature: float, top_p: float, top_k: int, generator: torch.Generator) -> int:
-    return int(sample(filter_logits(logits, temperature, top_p, top_k), temperature, generator))
+def _choose(
+    logits: Tensor, temperature: float, top_p: float, top_k: int, generator: torch.Generator, place: int = 0
+) -> int:
+    with _unusable_logits(f"token {place}"):
+        return int(sample(filter_logits(logits, temperature, top_p, top_k), temperature, generator))
+
+
+@contextlib.contextmanager
+def _unusable_logits(where: str) -> Iterator[None]:
+    """Says in a `ValueError` from the laws of `trees` where in the decoding it was."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}: the target's logits are unusable: {error}") from error

@@ -71,7 +71,23 @@ def load_target(
         parameters=sum(p.numel() for p in model.parameters()),
         device=device,
     )
-    return Target(model, tokenizer, info)
+    target = Target(model, tokenizer, info)
+    check_logits(target)
+    return target
+
+
+@torch.inference_mode()
+def check_logits(target: Target) -> None:
+    """Raises `ValueError` where the model's own forward pass gives other logits than `Target`: a scaled head, say."""
+    ids = torch.arange(min(4, target.vocab_size), device=target.device)
+    ours, _ = target.prefill(target.new_cache(len(ids)), ids)
+    theirs = target.model(input_ids=ids[None], use_cache=False).logits[0, -1].float()
+    difference, size = float((ours - theirs).abs().max()), float(theirs.abs().max())
+    if difference > 0.25 * size:
+        raise ValueError(
+            f"{target.info.source}: its own forward pass and ours differ by {difference:.3g} in logits of up to "
+            f"{size:.3g}; a {target.config.model_type} does more between its last layer and its logits than is served"
+        )
 
 
 def converted_gguf(path: Path) -> tuple[Path, str]:

@@ -72,6 +72,8 @@ class Cell:
             raise ValueError(f"temperature must be a finite number >= 0, got {self.temperature!r}")
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p!r}")
+        if self.verifier == "greedy" and self.temperature > 0:
+            raise ValueError(f"the greedy verifier is exact at temperature 0 only, got {self.temperature:g}")
         _check_drafter(self.drafter)
 
     def fields(self) -> dict:
@@ -106,6 +108,8 @@ def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Cell]:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     _check_keys(written, {"defaults", "tables"}, str(path))
+    if not isinstance(written.get("tables"), dict) or not written["tables"]:
+        raise ValueError(f"{path}: tables must name at least one table, got {written.get('tables')!r}")
     wanted = [str(table) for table in tables or written["tables"]]
     known = {str(table): body for table, body in written["tables"].items()}
     for table in wanted:
@@ -115,14 +119,18 @@ def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Cell]:
 
 def _expand(profile: str, table: str, defaults: dict, body: dict) -> list[Cell]:
     """One cell for each target, drafter, temperature, budget, verifier and suite of a table's YAML body."""
+    where = f"table {table} of profile {profile}"
+    if not isinstance(body, dict) or not isinstance(defaults, dict):
+        raise ValueError(f"{where} and the defaults must be mappings, got {body!r} and {defaults!r}")
     settings = defaults | body
     plural = {"drafters", "verifiers", "budgets", "temperatures", "suites"}
     plain = {field.name for field in dataclasses.fields(Cell)} - {
         "profile", "table", "role", "drafter", "verifier", "budget", "temperature", "suite", "prompts", "repeats",
     }  # fmt: skip
-    _check_keys(settings, plural | plain, f"table {table} of profile {profile}")
+    _check_keys(settings, plural | plain, where)
     if missing := sorted((plural | plain) - set(settings)):
-        raise ValueError(f"table {table} of profile {profile} lacks {', '.join(missing)}")
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    _check_axes(settings, where)
     common = {key: settings[key] for key in plain}
     combinations = itertools.product(
         settings["drafters"].items(), settings["temperatures"], settings["budgets"], settings["verifiers"],
@@ -135,6 +143,21 @@ def _expand(profile: str, table: str, defaults: dict, body: dict) -> list[Cell]:
         )
         for (role, drafter), temperature, budget, verifier, (suite, size) in combinations
     ]  # fmt: skip
+
+
+def _check_axes(settings: dict, where: str) -> None:
+    """Raises `ValueError` unless every axis of a table has the right shape, at least one value and none twice."""
+    for name in ("verifiers", "budgets", "temperatures"):
+        values = settings[name]
+        if not isinstance(values, list) or not values or len(set(map(str, values))) < len(values):
+            raise ValueError(f"{where}: {name} must be a list of different values, got {values!r}")
+    for name in ("drafters", "suites"):
+        if not isinstance(settings[name], dict) or not settings[name]:
+            raise ValueError(f"{where}: {name} must be a mapping with at least one entry, got {settings[name]!r}")
+    for suite, size in settings["suites"].items():
+        _check_keys(size, {"prompts", "repeats"}, f"{where}, suite {suite}")
+        if "prompts" not in size:
+            raise ValueError(f"{where}, suite {suite} lacks prompts")
 
 
 def _check_keys(given: object, known: set[str], where: str) -> None:

@@ -58,6 +58,7 @@ def run_decode_cell(cell: Cell) -> dict:
     folder = drafter_folder(cell.drafter)
     drafter = load_drafter(folder, target)
     print(f"{target.info}; drafter {cell.drafter}, block {drafter.block_size}; {len(prompts)} prompts")
+    _check_lengths(prompts, target)
     _warm_up(cell, target, drafter, prompts[0])
     responses, rounds = _decode_all(cell, target, drafter, prompts, home() / "runs" / cell.profile / hash12)
     body = {
@@ -217,6 +218,14 @@ def _prompts(cell: Cell) -> list[Prompt]:
     if not prompts or cell.prompts not in (None, len(prompts)):
         raise ValueError(f"{cell.prompts} prompts of {cell.suite} asked for, {len(prompts)} came")
     return prompts
+
+
+def _check_lengths(prompts: list[Prompt], target: Target) -> None:
+    """Raises `ValueError` naming the prompt whose first turn the target's context cannot hold."""
+    for prompt in prompts:
+        length = len(chat_ids(target.tokenizer, [{"role": "user", "content": prompt.turns[0]}]))
+        if length > target.context_limit:
+            raise ValueError(f"prompt {prompt.id} has {length} tokens, the context holds {target.context_limit}")
 
 
 def _warm_up(cell: Cell, target: Target, drafter: DFlashDraftModel, prompt: Prompt) -> None:

@@ -38,8 +38,10 @@ def drafter_config(target: Target, layers: int, block_size: int, taps: tuple[int
         raise ValueError(
             f"taps {taps} must be distinct layers of 0 to {target.layers - 2} (the last layer's output is normalised)"
         )
-    if block_size < 1 or layers < 1:
-        raise ValueError(f"block_size and layers must be at least 1, got {block_size} and {layers}")
+    if block_size < 1 or not 1 <= layers <= target.layers:
+        raise ValueError(
+            f"block_size must be at least 1 and layers 1 to {target.layers}, got {block_size} and {layers}"
+        )
     source = target.config
     return Qwen3Config(
         architectures=["DFlashDraftModel"],
@@ -84,7 +86,8 @@ def drafter_from_target(
     mask_id = choose_mask_id(target.tokenizer, target.vocab_size, mask_id)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        drafter = DFlashDraftModel(drafter_config(target, layers, block_size, taps, mask_id)).float()
+        drafter = DFlashDraftModel(drafter_config(target, layers, block_size, taps, mask_id))
+    drafter = drafter.float().to(target.device)
     sources = target.decoder.layers[target.layers - layers :]
     sizes = _query_key_sizes(target, sources, text_ids)
     for mine, theirs, (query, key) in zip(drafter.layers, sources, sizes, strict=True):
@@ -95,7 +98,7 @@ def drafter_from_target(
             mine.self_attn.q_norm.weight.fill_(query)
             mine.self_attn.k_norm.weight.fill_(key)
     drafter.fc.weight.zero_()
-    drafter.fc.weight[:, -target.hidden_size :] = torch.eye(target.hidden_size)
+    drafter.fc.weight[:, -target.hidden_size :] = torch.eye(target.hidden_size, device=target.device)
     drafter.hidden_norm.weight.copy_(sources[0].input_layernorm.weight)
     drafter.norm.weight.copy_(target.decoder.norm.weight)
     return drafter
@@ -111,7 +114,7 @@ def _query_key_sizes(target: Target, layers, text_ids: torch.Tensor) -> list[tup
         for i, layer in enumerate(layers)
         for name, module in (("q", layer.self_attn.q_proj), ("k", layer.self_attn.k_proj))
     ]
-    target.prefill(target.new_cache(len(text_ids)), text_ids)
+    target.prefill(target.new_cache(len(text_ids)), text_ids.to(target.device))
     for hook in hooks:
         hook.remove()
     return [(seen[i, "q"], seen[i, "k"]) for i in range(len(layers))]

@@ -6,6 +6,7 @@ has its own random stream from (seed, index), so it does not depend on the rows 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -90,19 +91,20 @@ def rollouts(
     rows = min(rows, len(waiting))
     capacity = max(len(prompts[i]) for i in waiting) + max_new_tokens
     cache = RowCache(target, rows, capacity)
-    ids = torch.zeros(rows, capacity, dtype=torch.long)
-    features = torch.zeros(rows, capacity, len(taps) * target.hidden_size, dtype=target.dtype)
+    device = target.device
+    ids = torch.zeros(rows, capacity, dtype=torch.long, device=device)
+    features = torch.zeros(rows, capacity, len(taps) * target.hidden_size, dtype=target.dtype, device=device)
     owner = [-1] * rows
     streams: list[torch.Generator] = [torch.Generator() for _ in range(rows)]
-    logits = torch.zeros(rows, target.vocab_size)
-    key_slots = torch.arange(capacity, device=target.device)
+    logits = torch.zeros(rows, target.vocab_size, device=device)
+    key_slots = torch.arange(capacity, device=device)
 
     while True:
         for row in range(rows):
             if owner[row] == -1 and waiting:
                 owner[row] = index = waiting.pop()
                 streams[row].manual_seed(stream_seed(seed, index))
-                prompt = torch.tensor(prompts[index], device=target.device)
+                prompt = torch.tensor(prompts[index], device=device)
                 own = target.new_cache(len(prompt))
                 logits[row], features[row, : len(prompt)] = target.prefill(own, prompt, taps)
                 cache.store[:, :, row, :, : len(prompt)] = own.store[:, :, 0]
@@ -115,13 +117,14 @@ def rollouts(
         uniforms = torch.tensor([float(torch.rand((), generator=stream)) for stream in streams])
         tokens = draw(logits, temperature, uniforms)
         at = cache.lengths.clone()
-        ids[torch.arange(rows), at.clamp(max=capacity - 1)] = tokens
+        ids[cache.rows, at.clamp(max=capacity - 1)] = tokens
         for row in active:
             length, index = int(at[row]) + 1, owner[row]
             prompt_length = len(prompts[index])
             if int(tokens[row]) in stop_ids or length - prompt_length >= max_new_tokens:
                 features[row, length - 1] = 0
-                yield Rollout(index, ids[row, :length].clone(), prompt_length, features[row, :length].clone())
+                text, tapped = (x[row, :length].to("cpu", copy=True) for x in (ids, features))
+                yield Rollout(index, text, prompt_length, tapped)
                 owner[row] = -1
                 cache.lengths[row] = 0  # an idle row keeps attending to one token of its own
                 at[row] = 0
@@ -138,8 +141,8 @@ def rollouts(
         visible = key_slots[None, None, :end] <= cache.lengths[:, None, None]
         hidden, tapped = target.forward(tokens[:, None], cache.lengths[:, None], visible, cache, taps)
         logits = target.logits(hidden[:, 0])
-        features[torch.arange(rows), at] = tapped[:, 0]
-        cache.lengths += torch.tensor([o != -1 for o in owner]).long()
+        features[cache.rows, at] = tapped[:, 0]
+        cache.lengths += torch.tensor([o != -1 for o in owner], device=device).long()
 
 
 def draw(logits: Tensor, temperature: float, uniforms: Tensor) -> Tensor:
@@ -244,6 +247,7 @@ def make_rollouts(
             "max_new_tokens": max_new_tokens,
             "seed": seed,
             "prompts": len(prompts),
+            "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16],
             **(record or {}),
         }
     )

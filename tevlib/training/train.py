@@ -71,6 +71,9 @@ class Batch:
     features: Tensor
     supervised: Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        return Batch(self.ids.to(device), self.features.to(device), self.supervised.to(device))
+
 
 def collate(rollouts: list[Rollout]) -> Batch:
     """The `Batch` of some rollouts; only what the target wrote is supervised."""
@@ -115,6 +118,7 @@ def batch_loss(
     target: Target, drafter: DFlashDraftModel, batch: Batch, config: TrainConfig, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Numerator and denominator of L_tok on one batch, with anchors drawn from `generator`."""
+    batch = batch.to(target.device)
     anchors, kept = sample_anchors(batch.supervised, config.anchors, generator)
     labels, weights = token_targets(batch.ids, batch.supervised, anchors, kept, drafter.depth, config.gamma)
     blocks = block_embeddings(target, drafter, batch.ids.gather(1, anchors))
@@ -153,7 +157,8 @@ def train(
     optimiser = torch.optim.AdamW(
         drafter.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.999)
     )
-    step, rows, skipped = _resume(folder, drafter, optimiser, config)
+    run = asdict(config) | identity(drafter, rollouts)
+    step, rows, skipped = _resume(folder, drafter, optimiser, run)
     if step == config.steps:
         drafter.eval()
         return rows
@@ -189,15 +194,27 @@ def train(
                     bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
                 whole = True
                 if main and step % config.save_every == 0:
-                    _save(folder, drafter, optimiser, config, step, rows, skipped)
+                    _save(folder, drafter, optimiser, run, step, rows, skipped)
         finally:
             if main and whole:  # else the last state of `save_every` stays
-                _save(folder, drafter, optimiser, config, step, rows, skipped)
+                _save(folder, drafter, optimiser, run, step, rows, skipped)
     accelerator.wait_for_everyone()
     drafter.eval()
     if skipped == config.steps:
         raise ValueError(f"all {skipped} steps were skipped: no supervised token or no finite loss in any batch")
     return rows
+
+
+def identity(drafter: DFlashDraftModel, rollouts: list[Rollout]) -> dict:
+    """What a run is beside its config, JSON-ready: a state is only continued by the same drafter on the same text."""
+    return {
+        "block_size": drafter.block_size,
+        "mask_id": drafter.mask_id,
+        "taps": list(drafter.taps),
+        "layers": len(drafter.layers),
+        "rollouts": len(rollouts),
+        "rollout_tokens": sum(len(r.ids) for r in rollouts),
+    }
 
 
 def pool(accelerator: Accelerator, drafter: DFlashDraftModel, total: Tensor, weight: Tensor) -> tuple[float, bool]:
@@ -233,9 +250,9 @@ def validate(target: Target, drafter: DFlashDraftModel, held_out: list[Rollout],
     return {f"ceiling_B{b}_T{t:g}": float(values.mean()) for (b, t), values in found.items()}
 
 
-def _save(folder: Path, drafter, optimiser, config: TrainConfig, step: int, rows: list[dict], skipped: int) -> None:
+def _save(folder: Path, drafter, optimiser, run: dict, step: int, rows: list[dict], skipped: int) -> None:
     state = {
-        "config": asdict(config), "step": step, "rows": rows, "skipped": skipped,
+        "config": run, "step": step, "rows": rows, "skipped": skipped,
         "drafter": drafter.state_dict(), "optimiser": optimiser.state_dict(),
     }  # fmt: skip
     torch.save(state, folder / "state.partial")
@@ -245,13 +262,13 @@ def _save(folder: Path, drafter, optimiser, config: TrainConfig, step: int, rows
     os.replace(partial, folder / "metrics.jsonl")
 
 
-def _resume(folder: Path, drafter, optimiser, config: TrainConfig) -> tuple[int, list[dict], int]:
+def _resume(folder: Path, drafter, optimiser, run: dict) -> tuple[int, list[dict], int]:
     path = folder / "state.pt"
     if not path.exists():
         return 0, [], 0
     state = torch.load(path, weights_only=True)
-    if state["config"] != asdict(config):
-        changed = [k for k, v in asdict(config).items() if state["config"].get(k) != v]
+    if state["config"] != run:
+        changed = [k for k, v in run.items() if state["config"].get(k) != v]
         raise ValueError(f"{folder} holds a run with another {', '.join(changed)}: choose another folder or delete it")
     drafter.load_state_dict(state["drafter"])
     optimiser.load_state_dict(state["optimiser"])

@@ -86,8 +86,8 @@ def oracle_tree(score: Callable[[DraftTree], Tensor], budget: int, root_token: i
     never less likely than its extension. `scores` of the result are target log P. Prefixes of probability 0 are never
     added. Ties as in the other builders. Raises ValueError for a negative budget or depth limit, and for NaN rows.
     """
-    budget = _check_count(budget, "budget")
-    depth_limit = _check_count(depth_limit, "depth_limit")
+    budget = check_count(budget, "budget")
+    depth_limit = check_count(depth_limit, "depth_limit")
     tree = DraftTree([root_token], [-1], [0.0])
     if budget == 0:
         return tree
@@ -169,7 +169,7 @@ def _assemble(levels: list[Level], budget: int, root_token: int, like: Tensor) -
 
 def check_log_probs(log_probs: Tensor, budget: int, depth_limit: int | None = None) -> tuple[int, Tensor]:
     """`budget` as an int and the first `depth_limit` rows of `log_probs` in float32 or better; errors as above."""
-    budget = _check_count(budget, "budget")
+    budget = check_count(budget, "budget")
     if log_probs.ndim != 2:
         raise ValueError(f"log_probs must be [H, V]; got shape {tuple(log_probs.shape)}")
     row_max = log_probs.amax(-1)
@@ -179,11 +179,12 @@ def check_log_probs(log_probs: Tensor, budget: int, depth_limit: int | None = No
         fault = "NaN" if row_max[row].isnan() else f"{float(row_max[row])} > 0 (rows must be log_softmax)"
         raise ValueError(f"row {row}: log_probs holds {fault}")
     if depth_limit is not None:
-        log_probs = log_probs[: _check_count(depth_limit, "depth_limit")]
+        log_probs = log_probs[: check_count(depth_limit, "depth_limit")]
     return budget, at_least_float32(log_probs.detach())
 
 
-def _check_count(value: int, name: str) -> int:
+def check_count(value: int, name: str) -> int:
+    """`value` as an int; ValueError unless it is an integer >= 0 (True and 2.0 are none)."""
     if isinstance(value, bool):
         raise ValueError(f"{name} must be an integer >= 0; got {value}")
     try:

@@ -7,6 +7,7 @@ filter and a tie. Probability work is in float32, or in float64 when the logits 
 from __future__ import annotations
 
 import math
+import numbers
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ _BLOCK = 256  # categorical() looks at block totals first, so one draw reads a r
 
 def check_temperature(temperature: float) -> float:
     """`temperature` as a float; ValueError unless it is a finite number >= 0."""
+    if not isinstance(temperature, numbers.Real):
+        raise ValueError(f"temperature must be a finite number >= 0; got {temperature!r}")
     value = float(temperature)
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"temperature must be a finite number >= 0; got {temperature}")
