@@ -162,6 +162,16 @@ def test_missing_mass_keeps_its_digits_when_children_hold_nearly_all():
     assert float(law.rho[0]) == pytest.approx(1e-9, rel=1e-5)
 
 
+def test_missing_mass_below_the_precision_of_one_is_not_lost():
+    """rho = e^-60, which 1 - p gives as 0 in float64 too, keeps its digits, its exit and its residual law."""
+    tree = DraftTree([0, 0], [-1, 0])
+    law = exit_law(tree, torch.tensor([[0.0, -60.0, -61.0], [0.0, 0.0, 0.0]], dtype=torch.float64))
+    missing = math.exp(-60) + math.exp(-61)
+    assert float(law.rho[0]) == pytest.approx(missing, rel=1e-9) == float(law.w[0])
+    expected = torch.tensor([0.0, math.exp(-60), math.exp(-61)], dtype=torch.float64) / missing
+    torch.testing.assert_close(law.residual(0), expected, rtol=1e-9, atol=0.0)
+
+
 def test_deep_underflow_stays_in_log_space():
     """P of a deep unlikely path underflows to 0 in float32 while log_P stays exact and w still sums to 1."""
     tree = DraftTree([0] + [1] * 40, list(range(-1, 40)))

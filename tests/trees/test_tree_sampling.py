@@ -124,6 +124,16 @@ def test_filters_on_a_large_flat_row():
     assert (mass >= 0.95).all() and (mass - smallest < 0.95).all()
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_nucleus_that_is_met_exactly_takes_no_further_token(n):
+    """Tokens whose mass is top_p to the last bit are enough: "reaches" is not "passes"."""
+    logits = torch.tensor([0.3, 2.0, -1.0, 1.1], dtype=torch.float64)
+    order = logits.argsort(descending=True)
+    top_p = float(logits.softmax(-1)[order].cumsum(0)[n - 1])
+    kept = filter_logits(logits, 1.0, top_p=top_p).isfinite().nonzero().flatten().tolist()
+    assert kept == sorted(order[:n].tolist())
+
+
 @pytest.mark.parametrize("arguments", [{"top_p": 0}, {"top_p": 1.1}, {"top_p": math.nan}, {"top_k": -1}])
 def test_bad_filters(arguments):
     """top_p outside (0, 1] and a negative top_k are refused."""
