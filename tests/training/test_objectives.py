@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.tiny import make_drafter, make_target
-from tevlib.decoding.drafter import block_embeddings
+from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
 from tevlib.training.objectives import HeadNLL, decay_weights, sample_anchors, token_loss, token_targets
 from tevlib.training.train import Batch, TrainConfig, batch_loss
 
@@ -132,6 +132,44 @@ def test_training_pass_equals_the_draft_pass():
         with torch.no_grad():
             drafted = drafter.draft(cache, block_embeddings(target, drafter, ids[0, anchor]))
         torch.testing.assert_close(drafted, packed[0, i, 1:], atol=1e-5, rtol=1e-5)
+
+
+class OracleDrafter(DFlashDraftModel):
+    """Row k of a block at anchor a points at the token at a + k + `late`; row 0, the anchor's own, at nothing."""
+
+    def know(self, target, ids, late=0):
+        self.target, self.ids, self.late = target, ids, late
+        return self
+
+    def forward(self, features, blocks, anchors):
+        rows = anchors[..., None] + torch.arange(1, self.block_size) + self.late
+        tokens = self.ids.gather(1, rows.clamp(max=self.ids.shape[1] - 1).flatten(1)).view_as(rows)
+        aim = 200 * F.normalize(self.target.head.weight.float(), dim=-1)[tokens]
+        return torch.cat([torch.zeros_like(aim[:, :, :1]), aim], dim=2)
+
+
+@pytest.mark.parametrize(("late", "low", "high"), [(0, 0.0, 0.01), (-1, 5.0, math.inf), (1, 5.0, math.inf)])
+def test_a_step_scores_row_k_on_the_token_at_anchor_plus_k(late, low, high):
+    """The row that decoding reads for a position is the row that learns it (SpecForge#473): an oracle has no loss,
+    one that is a position early or late has a large one."""
+    target = make_target()
+    ids = torch.randint(4, 128, (2, 24), generator=generator())
+    drafter = OracleDrafter(make_drafter(target, block_size=5).config).know(target, ids, late)
+    batch = Batch(ids, torch.randn(2, 24, 64), torch.ones(2, 24, dtype=torch.bool))
+    total, weight = batch_loss(target, drafter, batch, TrainConfig(autocast=False), generator())
+    assert low <= float(total / weight) < high
+
+
+def test_a_step_weighs_depths_by_the_gamma_of_its_config():
+    """A config's decay reaches the loss: the denominator is the sum of the weights of the rows that count."""
+    target = make_target()
+    drafter = make_drafter(target, block_size=4)
+    supervised = torch.zeros(1, 40, dtype=torch.bool)
+    supervised[0, 10:13] = True  # anchors 10 and 11: two rows and one row of the three inside
+    batch = Batch(torch.randint(4, 128, (1, 40), generator=generator()), torch.randn(1, 40, 64), supervised)
+    for gamma in (1.0, 4.0):
+        weight = batch_loss(target, drafter, batch, TrainConfig(gamma=gamma, autocast=False), generator())[1]
+        assert float(weight) == pytest.approx(2 + math.exp(-1 / gamma))
 
 
 @pytest.mark.parametrize("answers", [[0, 0], [0, 12], [1, 12], [2, 3]])
