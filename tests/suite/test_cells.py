@@ -99,7 +99,7 @@ def test_a_cell_survives_json(tiny_cell):
 
 
 def test_every_field_and_file_decides_the_hash(tiny_cell, tiny):
-    """Another field, another drafter file or another prompt file: another hash; a drafter's card decides nothing."""
+    """Another field, or another file of drafter, target or prompts: another hash; a drafter's card decides nothing."""
     before = tiny_cell().hash12()
     changes = {
         "seed": 1,
@@ -111,7 +111,14 @@ def test_every_field_and_file_decides_the_hash(tiny_cell, tiny):
         "prompts": 1,
     }
     assert len({before} | {tiny_cell(**{key: value}).hash12() for key, value in changes.items()}) == 1 + len(changes)
-    for file, decides in (("drafter-tiny/config.json", True), ("chat.jsonl", True), ("drafter-tiny/README.md", False)):
+    for file, decides in (
+        ("drafter-tiny/config.json", True),
+        ("drafter-tiny/model.safetensors", True),
+        ("target/config.json", True),
+        ("target/model.safetensors", True),
+        ("chat.jsonl", True),
+        ("drafter-tiny/README.md", False),
+    ):
         path = tiny / file
         kept = path.read_bytes() if path.exists() else None
         path.write_bytes((kept or b"# card") + b"\n")
@@ -120,6 +127,14 @@ def test_every_field_and_file_decides_the_hash(tiny_cell, tiny):
         finally:
             path.write_bytes(kept) if kept is not None else path.unlink()
     assert tiny_cell().hash12() == before
+
+
+def test_the_code_and_the_notebook_that_decode_decide_the_hash(tiny_cell, monkeypatch):
+    """A record of other code is not taken for this code's: the hash holds the digest of it and of its notebook."""
+    before, seen = tiny_cell().hash12(), []
+    monkeypatch.setattr(planning, "code_digest", lambda notebook: seen.append(notebook) or "other code")
+    assert tiny_cell().hash12() != before
+    assert seen[0].name == "21_decode_cell.ipynb" and seen[0].is_file()
 
 
 SOURCE = 'def f(x):\n    """Doc."""\n    # why\n    return x + 1\n'

@@ -83,3 +83,30 @@ def test_a_crash_while_writing_leaves_the_old_record(tiny_cell, record_of, monke
         write_record(path, record_of(cell, wall_s=2.0))
     assert path.read_bytes() == before and json.loads(before)["wall_s"] == 1.0
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_finished_record_has_its_rounds(tiny_cell, record_of, monkeypatch):
+    """The JSON is the last to be written: a crash in the rounds leaves a cell that is done again."""
+    import pyarrow.parquet
+
+    def no_space(*_):
+        raise OSError("no space left on device")
+
+    cell = tiny_cell()
+    monkeypatch.setattr(pyarrow.parquet, "write_table", no_space)
+    with pytest.raises(OSError, match="no space"):
+        write_record(record_path(cell), record_of(cell), [{"round": 0, "length": 2, "ceiling": 1.9}])
+    assert outcome(cell)["status"] == "not run" and list(record_path(cell).parent.iterdir()) == []
+
+
+def test_a_reader_never_sees_a_record_change(tiny_cell, record_of):
+    """A new record is another file under the same name: who has the old one open reads it to its end."""
+    cell = tiny_cell()
+    path = record_path(cell)
+    write_record(path, record_of(cell))
+    before = path.read_bytes()
+    with path.open("rb", buffering=0) as reader:
+        start = reader.read(10)
+        write_record(path, record_of(cell, wall_s=2.0))
+        assert start + reader.read() == before
+    assert read_record(path)["wall_s"] == 2.0
