@@ -126,7 +126,11 @@ def test_no_kernel_outlives_its_runner(write_notebook, home, tmp_path, signal_nu
     )
     code = RUNNER.format(path=str(path), output=str(output))
     runner = subprocess.Popen(
-        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        [sys.executable, "-c", code],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )
     wait_until(lambda: pid_file.exists() and pid_file.read_text().endswith(" "), 60)
     runner.send_signal(signal_number)
