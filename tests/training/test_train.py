@@ -1,5 +1,6 @@
 """Rollouts and the loop: what is trained on, that it resumes exactly, that the target stays as it is."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,13 +10,15 @@ import time
 import pytest
 import torch
 
+import tevlib.training.rollouts as rollouts_module
+import tevlib.training.train as train_module
 from tests.tiny import make_drafter, make_target
 from tevlib.decoding.checkpoint import load_drafter, save_drafter
 from tevlib.decoding.decode import autoregressive, speculate
 from tevlib.training.evaluate import held_out_ceilings
 from tevlib.training.initialise import choose_mask_id, drafter_from_target
 from tevlib.training.rollouts import RolloutStore, draw, make_rollouts, rollouts
-from tevlib.training.train import TrainConfig, collate, learning_rate, step_rollouts, train, usable
+from tevlib.training.train import TrainConfig, collate, learning_rate, pool, step_rollouts, train, usable
 
 TAPS = (0, 2)
 PROMPTS = [[7, 30, 41 + i, 9, *range(60, 60 + i % 4)] for i in range(12)]
@@ -124,6 +127,30 @@ def test_interrupted_rollouts_are_kept(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         make_rollouts(target, PROMPTS, TAPS, tmp_path, temperature=0.0, max_new_tokens=8, seed=0, rows=3)
     assert 0 < len(RolloutStore(tmp_path).done()) < len(PROMPTS)
+
+
+def test_a_full_disk_leaves_no_half_shard(tmp_path, monkeypatch):
+    """A shard has its name only once it is whole: a write that breaks off costs that shard, and the next run makes it
+    again."""
+    monkeypatch.setattr("tevlib.training.rollouts.SHARD_ROLLOUTS", 4)
+    target = make_target()
+    how = dict(temperature=0.0, max_new_tokens=8, seed=0, rows=3)
+    whole = [r.ids.tolist() for r in make_rollouts(target, PROMPTS, TAPS, tmp_path / "whole", **how).read()]
+    real, calls = rollouts_module.save_file, []
+
+    def breaks_off(tensors, path):
+        calls.append(path)
+        real(tensors, path)
+        if len(calls) > 1:
+            path.write_bytes(path.read_bytes()[:100])
+            raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rollouts_module, "save_file", breaks_off)
+        with pytest.raises(OSError, match="no space"):
+            make_rollouts(target, PROMPTS, TAPS, tmp_path / "cut", **how)
+    assert len(RolloutStore(tmp_path / "cut").done()) == 4
+    assert [r.ids.tolist() for r in make_rollouts(target, PROMPTS, TAPS, tmp_path / "cut", **how).read()] == whole
 
 
 def test_rollouts_of_nothing_and_of_nan_are_refused(monkeypatch):
@@ -243,6 +270,105 @@ def test_ctrl_c_in_an_update_or_a_validation_loses_neither(tmp_path, monkeypatch
     timeless = [{k: v for k, v in row.items() if k != "steps_per_s"} for row in go()]
     assert timeless == [{k: v for k, v in row.items() if k != "steps_per_s"} for row in rows]
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def test_a_full_disk_keeps_the_last_whole_state(tmp_path, monkeypatch):
+    """A state is replaced only by a whole one: after a save that broke off, the run goes on from the save before."""
+    target = make_target()
+    texts = made(target)
+
+    def run():
+        drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
+        return train(target, drafter, texts, texts[:2], quick(save_every=3), tmp_path)
+
+    real, calls = torch.save, []
+
+    def breaks_off(state, path):
+        calls.append(path)
+        real(state, path)
+        if len(calls) > 1:
+            path.write_bytes(path.read_bytes()[:100])
+            raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", breaks_off)
+        with pytest.raises(OSError, match="no space"):
+            run()
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 3
+    assert run()[-1]["step"] == 10
+
+
+class Processes:
+    """An accelerator of several processes, seen from the last: the others' packed sums are known."""
+
+    def __init__(self, *others):
+        self.others, self.num_processes = others, 1 + len(others)
+
+    def reduce(self, packed, reduction):
+        assert reduction == "sum"
+        return torch.stack([packed, *self.others]).sum(0)
+
+
+def test_a_step_is_the_mean_over_the_weights_of_all_processes():
+    """Gradient and loss are sums over all processes over the sum of all weights, not a mean of the processes' means,
+    and not a sum that grows with the batch."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    model.weight.grad = torch.tensor([[6.0, -3.0, 0.0]])
+    assert pool(Processes(), model, torch.tensor(12.0), torch.tensor(3.0)) == (4.0, True)
+    assert model.weight.grad.tolist() == [[2.0, -1.0, 0.0]]
+    model.weight.grad = torch.tensor([[6.0, -3.0, 0.0]])
+    other = torch.tensor([2.0, 3.0, 16.0, 4.0, 5.0])  # its gradient, its sum of losses, its weight
+    assert pool(Processes(other), model, torch.tensor(12.0), torch.tensor(3.0)) == (2.0, True)
+    assert model.weight.grad.tolist() == [[1.0, 0.0, 2.0]]
+
+
+@pytest.mark.parametrize(("total", "weight"), [(0.0, 0.0), (float("nan"), 3.0), (float("inf"), 3.0)])
+def test_a_step_without_weight_or_with_a_loss_that_is_no_number_is_not_used(total, weight):
+    """Such a step is reported as unusable, whichever number of it is at fault, its gradient included."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    model.weight.grad = torch.zeros(1, 3)
+    assert not pool(Processes(), model, torch.tensor(total), torch.tensor(weight))[1]
+    model.weight.grad = torch.tensor([[0.0, float("nan"), 0.0]])
+    assert not pool(Processes(), model, torch.tensor(1.0), torch.tensor(1.0))[1]
+
+
+def test_skipped_steps_move_nothing_and_are_counted(tmp_path, monkeypatch):
+    """Steps whose loss is NaN leave the weights and the optimiser as they were; the rows say how many there were."""
+    target = make_target()
+    texts = made(target)
+    drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
+    real, seen = train_module.batch_loss, []
+
+    def sometimes_nan(*arguments):
+        total, weight = real(*arguments)
+        seen.append([p.detach().clone() for p in drafter.parameters()])
+        return total * (float("nan") if len(seen) in (4, 5) else 1.0), weight
+
+    monkeypatch.setattr(train_module, "batch_loss", sometimes_nan)
+    rows = train(target, drafter, texts, texts[:2], quick(), tmp_path)
+    assert rows[-1]["skipped"] == 2 and all(bool(p.isfinite().all()) for p in drafter.parameters())
+    same = [all(map(torch.equal, a, b)) for a, b in itertools.pairwise(seen)]
+    assert same == [step in (3, 4) for step in range(9)]
+
+
+def test_every_step_and_process_draws_its_own_anchors(tmp_path, monkeypatch):
+    """Two steps, or two processes of one step, never draw with the same random numbers."""
+    target = make_target()
+    texts = made(target)
+    draws = set()
+    for rank in (0, 1):
+        drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
+        real = train_module.batch_loss
+
+        def spy(target, drafter, batch, config, generator, real=real):
+            draws.add(float(torch.rand((), dtype=torch.float64, generator=generator)))
+            return real(target, drafter, batch, config, generator)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(train_module, "batch_loss", spy)
+            patch.setattr(train_module.Accelerator, "process_index", rank)
+            train(target, drafter, texts, texts[:2], quick(steps=6), tmp_path / str(rank))
+    assert len(draws) == 12
 
 
 def test_what_cannot_be_trained_or_validated_is_refused_at_once(tmp_path):
