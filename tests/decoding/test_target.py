@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3TextConfig, GraniteConfig, GraniteForCausalLM, LlamaConfig
+from transformers import Gemma3TextConfig, GPT2Config, GraniteConfig, GraniteForCausalLM, LlamaConfig
 
 from tests.tiny import CONFIGS, make_target, make_tokenizer
 from tevlib.decoding.cache import KVCache
@@ -148,6 +148,8 @@ def test_sliding_and_recurrent_targets_are_refused():
     config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(ValueError, match="linear_attention"):
         refuse_inexact(config)
+    with pytest.raises(ValueError, match="gpt2 is not served"):
+        refuse_inexact(GPT2Config())
 
 
 def save(target, folder):
@@ -207,6 +209,8 @@ def test_unknown_targets_are_one_clear_error(tmp_path):
         load_target("./nowhere")
     with pytest.raises(ValueError, match="no GGUF file"):
         load_target(tmp_path / "x.gguf")
+    with pytest.raises(ValueError, match="device 'gpu' cannot be used here"):
+        load_target(tmp_path, device="gpu")
     with pytest.raises(ValueError, match="float33"):
         load_target(tmp_path, dtype="float33")
 

@@ -33,7 +33,7 @@ def load_target(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(device)
     name = str(name_or_path)
     if name == OFFLINE_TARGET:
         folder, revision = converted_gguf(gguf_path())
@@ -74,6 +74,17 @@ def load_target(
     target = Target(model, tokenizer, info)
     check_logits(target)
     return target
+
+
+def _device(name: str | None) -> str:
+    """`name`, or the GPU if there is one. Raises `ValueError` for a device that is not there."""
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return name
 
 
 @torch.inference_mode()

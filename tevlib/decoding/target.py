@@ -168,6 +168,11 @@ def _digest(data: bytes) -> str:
 def refuse_inexact(config) -> None:
     """Raises `ValueError` for targets whose tree pass would not be exact: sliding-window and recurrent layers."""
     values = config.to_dict()
+    if "num_key_value_heads" not in values:
+        raise ValueError(
+            f"{values.get('model_type')} is not served: its configuration states no num_key_value_heads; targets with "
+            "rotary, grouped-query attention (Llama, Qwen) are"
+        )
     kinds = set(values.get("layer_types") or ["full_attention"]) - {"full_attention"}
     window = values.get("sliding_window")
     if not values.get("layer_types") and window is not None and window < config.max_position_embeddings:
