@@ -21,7 +21,7 @@ ITEMS = (
     "Figure 1", "Figure 2",
 )  # fmt: skip
 MADE_BY_A_RUN = ("data/results", "data/tables", "runs/")
-HOSTS = r"pypi\.org|pythonhosted|download\.pytorch|anaconda\.org|conda\.io|huggingface\.co/|hf\.co"
+HOSTS = r"p[y]pi\.org|p[y]thonhosted|download\.p[y]torch|anaconda[.]org|conda[.]io|huggingface[.]co/|hf[.]co"
 
 
 def mentioned(pattern: str) -> list:
