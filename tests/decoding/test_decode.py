@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chisquare
 
 from tests.tiny import CONFIGS, AimedDrafter, make_drafter, make_target
-from tevlib.decoding.decode import Generation, Round, autoregressive, pooled_tau, speculate, tau_of_responses
+from tevlib.decoding.decode import Generation, Output, Round, autoregressive, pooled_tau, speculate, tau_of_responses
 from tevlib.trees.builders import BUILDERS
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.verifiers import VERIFIERS
@@ -106,6 +106,13 @@ def test_stop_token_inside_a_block_ends_the_output(llama):
         assert got.stop_reason == "stop"
         assert sum(r.emitted for r in got.rounds) == len(got.tokens) - 1
         assert all(r.length >= r.emitted for r in got.rounds)
+
+
+def test_a_stop_token_behind_the_limit_is_no_stop():
+    """A block cut at max_new_tokens before its end token ends by length: what was not emitted stopped nothing."""
+    out = Output(2, "length", frozenset({9}), None)
+    assert out.emit([1, 2, 9]) == 2 and out.tokens == [1, 2]
+    assert out.generation([], 0.0, 0.0).stop_reason == "length"
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5, 9])

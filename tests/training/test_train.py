@@ -53,6 +53,18 @@ def test_rollouts_end_at_stop_tokens(target):
         assert stop not in response[:-1] and (response[-1] == stop or len(response) == 24)
 
 
+def test_rows_that_end_at_different_times_are_refilled_and_moved_whole():
+    """Tokens and features of every rollout are its own when rows around it end early, are refilled, or close up."""
+    target, stop = make_target(), frozenset(range(4, 24))
+    texts = made(target, stop_ids=stop)
+    assert len({len(r.ids) - r.prompt_length for r in texts}) > 3
+    for rollout, prompt in zip(texts, PROMPTS, strict=True):
+        assert rollout.ids.tolist() == prompt + autoregressive(target, prompt, max_new_tokens=24, stop=stop).tokens
+        _, features = target.prefill(target.new_cache(64), rollout.ids, TAPS)
+        torch.testing.assert_close(rollout.features[:-1], features[:-1], atol=1e-4, rtol=1e-4)
+        assert not rollout.features[-1].any()
+
+
 def test_rollout_features_are_those_of_a_prefill(target):
     """What is kept beside the tokens is what the target's taps say of them (all but the last, never fed, token)."""
     for rollout in made(target)[:4]:
