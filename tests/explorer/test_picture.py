@@ -3,11 +3,12 @@
 import random
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import torch
 from matplotlib.patches import FancyBboxPatch
 
-from tevlib.explorer.picture import ACCEPTED, draw_tree, save_png, tidy_rows, tree_text
+from tevlib.explorer.picture import ACCEPTED, beside, draw_tree, save_png, tidy_rows, tree_text
 from tevlib.trees.draft_tree import DraftTree
 
 
@@ -131,3 +132,26 @@ def test_the_tree_as_text():
         " 0.250  0.250       c",
         " 0.300  0.300     b",
     ]
+
+
+def test_pictures_beside_each_other_are_the_pictures(figure_of):
+    """Pixel for pixel, tops level, white where one is shorter; the single figures are closed."""
+    figures = []
+    for nodes in (4, 12):
+        tree = random_tree(nodes, 1)
+        figures.append(figure_of(tree, [f"t{i}" for i in range(nodes)], exit_weights(tree)))
+    images = []
+    for figure in figures:
+        figure.canvas.draw()
+        images.append(np.asarray(figure.canvas.buffer_rgba()).copy())
+    joined = beside(figures)
+    assert plt.get_fignums() == [joined.number]
+    joined.canvas.draw()
+    pixels = np.asarray(joined.canvas.buffer_rgba())
+    x = 0
+    for image in images:
+        rows, columns = image.shape[:2]
+        assert (pixels[:rows, x : x + columns] == image).mean() > 0.99
+        assert (pixels[rows:, x : x + columns] == 255).all()
+        x += columns
+    assert x == pixels.shape[1]

@@ -15,10 +15,13 @@ import tevlib.training.train as train_module
 from tests.tiny import make_drafter, make_target
 from tevlib.decoding.checkpoint import load_drafter, save_drafter
 from tevlib.decoding.decode import autoregressive, speculate
-from tevlib.training.evaluate import held_out_ceilings
+from tevlib.training.batch import collate, step_rollouts, usable
+from tevlib.training.config import TrainConfig
+from tevlib.training.evaluate import held_out_laws
+from tevlib.training.head_loss import PARTS
 from tevlib.training.initialise import choose_mask_id, drafter_from_target
 from tevlib.training.rollouts import RolloutStore, draw, make_rollouts, rollouts
-from tevlib.training.train import TrainConfig, collate, learning_rate, pool, step_rollouts, train, usable
+from tevlib.training.train import learning_rate, pool, train
 
 TAPS = (0, 2)
 PROMPTS = [[7, 30, 41 + i, 9, *range(60, 60 + i % 4)] for i in range(12)]
@@ -202,9 +205,9 @@ def test_schedule_and_order():
     config = quick(steps=100, warmup=0.1)
     rates = [learning_rate(step, config) for step in range(100)]
     assert rates[0] == pytest.approx(3e-4) and max(rates) == pytest.approx(3e-3) and rates[-1] < 1e-5
-    seen = [i for step in range(6) for i in step_rollouts(step, 12, config)]
+    seen = [i for step in range(6) for i in step_rollouts(step, 12, 2, seed=0)]
     assert sorted(seen) == list(range(12))
-    assert seen != [i for step in range(6) for i in step_rollouts(step, 12, quick(seed=1))]
+    assert seen != [i for step in range(6) for i in step_rollouts(step, 12, 2, seed=1)]
 
 
 def test_training_learns_and_leaves_the_target_alone(tmp_path):
@@ -279,8 +282,9 @@ def test_ctrl_c_in_an_update_or_a_validation_loses_neither(tmp_path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "b")[1]()
     resumed, go = run(tmp_path / "b")
-    timeless = [{k: v for k, v in row.items() if k != "steps_per_s"} for row in go()]
-    assert timeless == [{k: v for k, v in row.items() if k != "steps_per_s"} for row in rows]
+    timed = {"steps_per_s", "tokens_per_s"}
+    timeless = [{k: v for k, v in row.items() if k not in timed} for row in go()]
+    assert timeless == [{k: v for k, v in row.items() if k not in timed} for row in rows]
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
@@ -321,27 +325,30 @@ class Processes:
         return torch.stack([packed, *self.others]).sum(0)
 
 
-def test_a_step_is_the_mean_over_the_weights_of_all_processes():
-    """Gradient and loss are sums over all processes over the sum of all weights, not a mean of the processes' means,
-    and not a sum that grows with the batch."""
+def test_a_step_is_the_sum_of_the_shares_of_all_processes():
+    """Gradient and losses add up; a process that had nothing to learn takes part with zeros."""
     model = torch.nn.Linear(3, 1, bias=False)
     model.weight.grad = torch.tensor([[6.0, -3.0, 0.0]])
-    assert pool(Processes(), model, torch.tensor(12.0), torch.tensor(3.0)) == (4.0, True)
-    assert model.weight.grad.tolist() == [[2.0, -1.0, 0.0]]
-    model.weight.grad = torch.tensor([[6.0, -3.0, 0.0]])
-    other = torch.tensor([2.0, 3.0, 16.0, 4.0, 5.0])  # its gradient, its sum of losses, its weight
-    assert pool(Processes(other), model, torch.tensor(12.0), torch.tensor(3.0)) == (2.0, True)
-    assert model.weight.grad.tolist() == [[1.0, 0.0, 2.0]]
+    parts = torch.zeros(len(PARTS))
+    parts[0] = 4.0
+    assert pool(Processes(), model, parts)[0].tolist() == parts.tolist()
+    assert model.weight.grad.tolist() == [[6.0, -3.0, 0.0]]
+    other = torch.cat([torch.tensor([2.0, 3.0, 16.0]), parts])
+    assert float(pool(Processes(other), model, parts)[0][0]) == 8.0
+    assert model.weight.grad.tolist() == [[8.0, 0.0, 16.0]]
+    model.weight.grad = None
+    assert pool(Processes(other), model, parts * 0)[0].tolist() == parts.tolist()
+    assert model.weight.grad.tolist() == [[2.0, 3.0, 16.0]]
 
 
-@pytest.mark.parametrize(("total", "weight"), [(0.0, 0.0), (float("nan"), 3.0), (float("inf"), 3.0)])
-def test_a_step_without_weight_or_with_a_loss_that_is_no_number_is_not_used(total, weight):
+@pytest.mark.parametrize("fault", [float("nan"), float("inf")])
+def test_a_step_with_a_number_that_is_none_is_not_used(fault):
     """Such a step is reported as unusable, whichever number of it is at fault, its gradient included."""
     model = torch.nn.Linear(3, 1, bias=False)
     model.weight.grad = torch.zeros(1, 3)
-    assert not pool(Processes(), model, torch.tensor(total), torch.tensor(weight))[1]
-    model.weight.grad = torch.tensor([[0.0, float("nan"), 0.0]])
-    assert not pool(Processes(), model, torch.tensor(1.0), torch.tensor(1.0))[1]
+    assert not pool(Processes(), model, torch.tensor([1.0, fault]))[1]
+    model.weight.grad = torch.tensor([[0.0, fault, 0.0]])
+    assert not pool(Processes(), model, torch.ones(2))[1]
 
 
 def test_skipped_steps_move_nothing_and_are_counted(tmp_path, monkeypatch):
@@ -349,38 +356,46 @@ def test_skipped_steps_move_nothing_and_are_counted(tmp_path, monkeypatch):
     target = make_target()
     texts = made(target)
     drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
-    real, seen = train_module.batch_loss, []
+    real, seen = train_module.loss, []
 
     def sometimes_nan(*arguments):
-        total, weight = real(*arguments)
+        total, parts = real(*arguments)
         seen.append([p.detach().clone() for p in drafter.parameters()])
-        return total * (float("nan") if len(seen) in (4, 5) else 1.0), weight
+        return total * (float("nan") if len(seen) in (4, 5) else 1.0), parts
 
-    monkeypatch.setattr(train_module, "batch_loss", sometimes_nan)
+    monkeypatch.setattr(train_module, "loss", sometimes_nan)
     rows = train(target, drafter, texts, texts[:2], quick(), tmp_path)
     assert rows[-1]["skipped"] == 2 and all(bool(p.isfinite().all()) for p in drafter.parameters())
     same = [all(map(torch.equal, a, b)) for a, b in itertools.pairwise(seen)]
     assert same == [step in (3, 4) for step in range(9)]
 
 
-def test_every_step_and_process_draws_its_own_anchors(tmp_path, monkeypatch):
-    """Two steps, or two processes of one step, never draw with the same random numbers."""
+def test_every_sequence_of_every_step_draws_its_own_anchors(tmp_path, monkeypatch):
+    """No two sequences of a run draw with the same random numbers, and dealing them out to processes changes none."""
     target = make_target()
     texts = made(target)
-    draws = set()
-    for rank in (0, 1):
-        drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
-        real = train_module.batch_loss
+    real, draws = train_module.draw_keys, {}
 
-        def spy(target, drafter, batch, config, generator, real=real):
-            draws.add(float(torch.rand((), dtype=torch.float64, generator=generator)))
-            return real(target, drafter, batch, config, generator)
+    def run(ranks):
+        found = []
 
-        with monkeypatch.context() as patch:
-            patch.setattr(train_module, "batch_loss", spy)
-            patch.setattr(train_module.Accelerator, "process_index", rank)
-            train(target, drafter, texts, texts[:2], quick(steps=6), tmp_path / str(rank))
-    assert len(draws) == 12
+        def spy(lengths, seeds):
+            keys = real(lengths, seeds)
+            found.extend(float(row[0]) for row in keys)
+            return keys
+
+        for rank in range(ranks):
+            drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
+            with monkeypatch.context() as patch:
+                patch.setattr(train_module, "draw_keys", spy)
+                patch.setattr(train_module, "_sum", lambda _accelerator, packed: packed)
+                patch.setattr(train_module.Accelerator, "process_index", rank)
+                patch.setattr(train_module.Accelerator, "num_processes", ranks)
+                train(target, drafter, texts, texts[:2], quick(steps=6), tmp_path / f"{ranks}-{rank}")
+        return found
+
+    draws = {ranks: run(ranks) for ranks in (1, 2)}
+    assert len(set(draws[1])) == 12 and sorted(draws[1]) == sorted(draws[2])
 
 
 def test_what_cannot_be_trained_or_validated_is_refused_at_once(tmp_path):
@@ -402,13 +417,15 @@ from tests.training.test_train import TAPS, drafter_from_target, made, make_targ
 target = make_target()
 texts = made(target)
 drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
-train(target, drafter, texts, texts[:2], quick(steps=int(sys.argv[2]), sequences=4, anchors=64), sys.argv[1])
+how = dict(steps=int(sys.argv[2]), sequences=5, anchors=6, objective=sys.argv[3], trees=2, tree_budget=6)
+train(target, drafter, texts, texts[:2], quick(accumulate=int(sys.argv[4]), **how), sys.argv[1])
 """
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_with_the_whole_batch(tmp_path):
-    """With every anchor taken (no draw), two gloo processes end where one does."""
+@pytest.mark.parametrize("objective", ["base", "exit", "gain", "opd"])
+def test_two_processes_are_one_with_the_whole_batch(tmp_path, objective):
+    """Two gloo processes, with three and two sequences in two passes each, end where one does with all five."""
     states = []
     for n in (1, 2):
         folder = tmp_path / str(n)
@@ -416,7 +433,9 @@ def test_two_processes_are_one_with_the_whole_batch(tmp_path):
         script.write_text(RANK)
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
         subprocess.run(
-            [*launch, str(script), str(folder), "6"], check=True, env=os.environ | {"PYTHONPATH": os.getcwd()}
+            [*launch, str(script), str(folder), "6", objective, str(n)],
+            check=True,
+            env=os.environ | {"PYTHONPATH": os.getcwd()},
         )
         states.append(torch.load(folder / "state.pt", weights_only=True)["drafter"])
     for name in states[0]:
@@ -430,7 +449,7 @@ def test_a_killed_run_resumes(tmp_path):
     script.write_text(RANK)
     env = os.environ | {"PYTHONPATH": os.getcwd()}
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = subprocess.Popen([sys.executable, str(script), str(killed), "400"], env=env)
+    process = subprocess.Popen([sys.executable, str(script), str(killed), "400", "exit", "1"], env=env)
     deadline = time.monotonic() + 120
     while not (killed / "state.pt").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -438,7 +457,7 @@ def test_a_killed_run_resumes(tmp_path):
     process.wait()
     assert 0 < torch.load(killed / "state.pt", weights_only=True)["step"] < 400
     for folder in (killed, whole):
-        subprocess.run([sys.executable, str(script), str(folder), "400"], check=True, env=env)
+        subprocess.run([sys.executable, str(script), str(folder), "400", "exit", "1"], check=True, env=env)
     ends = [torch.load(folder / "state.pt", weights_only=True)["drafter"] for folder in (killed, whole)]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
@@ -448,10 +467,11 @@ def test_held_out_ceilings_are_what_decoding_records():
     target = make_target("qwen3")
     drafter = make_drafter(target)
     text = made(target)[2]
-    found = held_out_ceilings(target, drafter, [text], contexts=3, budgets=(4, 9), temperatures=(0.0, 1.0))
+    found = held_out_laws(target, drafter, [text], contexts=3, budgets=(4, 9), temperatures=(0.0, 1.0))
     anchors = sorted({text.prompt_length + i * 24 // 3 for i in range(3)}, reverse=True)
     for budget, temperature in found:
-        for value, anchor in zip(found[budget, temperature], anchors, strict=True):
+        laws = found[budget, temperature]
+        for value, root_exit, anchor in zip(laws.ceilings, laws.root_exits, anchors, strict=True):
             prefix, root = text.ids[:anchor], int(text.ids[anchor])
             target_logits = target.logits
             forced = torch.full((128,), -50.0)
@@ -464,6 +484,7 @@ def test_held_out_ceilings_are_what_decoding_records():
             del target.logits
             assert int(round_.tree.tokens[0]) == root
             assert float(value) == pytest.approx(round_.ceiling, abs=1e-4)
+            assert float(root_exit) == pytest.approx(float(round_.w[0]), abs=1e-4)
 
 
 def test_mask_id_is_a_real_unused_row():

@@ -2,13 +2,16 @@
 
 import json
 
+import nbformat
 import pytest
+import torch
 
 from tests.tiny import make_target
-from tevlib.decoding.checkpoint import load_drafter
+from tevlib.decoding.checkpoint import load_drafter, save_drafter
 from tevlib.decoding.decode import speculate
 from tevlib.decoding.load import load_target
 from tevlib.suite.notebook import NotebookFailed, run_notebook
+from tevlib.training.initialise import drafter_from_target
 
 
 @pytest.fixture
@@ -45,8 +48,30 @@ def test_own_prompts_end_in_a_drafter_that_loads(parameters, tmp_path):
     assert (tmp_path / "run" / "train" / "state.pt").stat().st_mtime_ns == state
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["finetune", "prefix", "exit", "opd", "gain"])
+def test_every_objective_goes_on_from_a_drafter(parameters, tmp_path, objective):
+    """From a base drafter each objective trains one that loads, and its notebook shows the tree before and after."""
+    target = make_target("qwen3")
+    texts = drafter_from_target(target, torch.arange(4, 30), layers=1, block_size=4, taps=(0, 2), seed=0, mask_id=50)
+    save_drafter(texts, tmp_path / "base", target=target)
+    change = {"objective": objective, "init": str(tmp_path / "base"), "trees": 2, "tree_budget": 5}
+    notebook = nbformat.read(run_notebook("20_train_drafter", parameters | change, tmp_path / "out.ipynb"), 4)
+    assert load_drafter(parameters["drafter"], target).block_size == 4
+    assert f"Objective: {objective}" in (tmp_path / "run" / "drafter" / "README.md").read_text()
+    pictures = [o for c in notebook.cells for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
+    assert len(pictures) == 2
+    rows = [json.loads(line) for line in (tmp_path / "run" / "train" / "metrics.jsonl").read_text().splitlines()]
+    assert ("tree_root_exit" in rows[-1]) == (objective in ("prefix", "exit", "gain"))
+
+
 def test_bad_parameters_are_refused_before_a_model_is_loaded(parameters, tmp_path):
     """An unknown objective or an impossible split fails in the first cell, by name."""
-    for change, message in (({"objective": "bse"}, "unknown objective 'bse'"), ({"held_out": 3}, "held out|hold out")):
+    for change, message in (
+        ({"objective": "bse"}, "unknown objective 'bse'"),
+        ({"objective": "exit"}, "exit starts from a trained drafter"),
+        ({"objective": "base", "trees": 0}, "trees must be at least 1"),
+        ({"held_out": 3}, "held out|hold out"),
+    ):
         with pytest.raises(NotebookFailed, match=message):
             run_notebook("20_train_drafter", parameters | {"target": "./nowhere"} | change, tmp_path / "bad.ipynb")

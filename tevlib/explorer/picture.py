@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from tevlib.trees.draft_tree import DraftTree
@@ -121,6 +122,28 @@ def draw_tree(
     _write(axes, 0, -0.52, title, INK, size=11)
     _legend(axes, ROW * max(rows) + 0.36, shade, bool(path), bonus is not None)
     return figure
+
+
+def beside(figures: Sequence):
+    """One figure with several side by side at the same scale, their tops level; the single ones are closed."""
+    import matplotlib.pyplot as plt
+
+    images = []
+    for figure in figures:
+        figure.canvas.draw()
+        images.append(np.asarray(figure.canvas.buffer_rgba()).copy())
+        plt.close(figure)
+    dpi = figures[0].dpi
+    width, height = sum(image.shape[1] for image in images), max(image.shape[0] for image in images)
+    joined = plt.figure(figsize=(width / dpi, height / dpi), dpi=dpi, facecolor="white")
+    x = 0
+    for image in images:
+        rows, columns = image.shape[:2]
+        axes = joined.add_axes((x / width, 1 - rows / height, columns / width, rows / height))
+        axes.imshow(image, interpolation="none", aspect="auto")
+        axes.axis("off")
+        x += columns
+    return joined
 
 
 def save_png(figure, path: Path | str) -> Path:

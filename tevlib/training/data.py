@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -48,15 +50,8 @@ def training_data(
 ) -> tuple[list[Rollout], list[Rollout]]:
     """Rollouts to train on and rollouts held out, both from `folder/rollouts-T...`; what is missing there is made."""
     folder = Path(folder)
-    prompts = rollout_prompts(
-        target,
-        config.prompts,
-        seed=config.seed,
-        source=config.source,
-        self_made=config.self_made,
-        max_prompt_tokens=config.max_prompt_tokens,
-    )
     record = {k: v for k, v in asdict(config).items() if k in ("source", "self_made", "max_prompt_tokens", "seed")}
+    prompts = _kept_prompts(target, config, record, folder / "prompts.json")
     learnt, held_out, start = [], [], 0
     for temperature, n in config.parts():
         store = make_rollouts(
@@ -75,3 +70,25 @@ def training_data(
         learnt += made[: -config.held_out]
         held_out += made[-config.held_out :]
     return learnt, held_out
+
+
+def _kept_prompts(target: Target, config: DataConfig, record: dict, path: Path) -> list[list[int]]:
+    """The prompts of `config`, from `path` where they are kept: those the target writes itself take minutes to make."""
+    wanted = {**record, "prompts": config.prompts, "target": target.info.source, "revision": target.info.revision}
+    if path.exists():
+        kept = json.loads(path.read_text())
+        if kept["made"] == wanted and config.source == "offline":  # a file of the user's may have changed
+            return kept["prompts"]
+    prompts = rollout_prompts(
+        target,
+        config.prompts,
+        seed=config.seed,
+        source=config.source,
+        self_made=config.self_made,
+        max_prompt_tokens=config.max_prompt_tokens,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"made": wanted, "prompts": prompts}))
+    os.replace(partial, path)
+    return prompts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -15,8 +16,16 @@ from tevlib.trees.builders import best_first_tree
 from tevlib.trees.exit_law import exit_law
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """Exact values on held-out contexts `[contexts]`: 1 + C_p (tokens), and w(root), the mass that leaves at once."""
+
+    ceilings: torch.Tensor
+    root_exits: torch.Tensor
+
+
 @torch.inference_mode()
-def held_out_ceilings(
+def held_out_laws(
     target: Target,
     drafter: DFlashDraftModel,
     held_out: Sequence[Rollout],
@@ -24,14 +33,14 @@ def held_out_ceilings(
     contexts: int,
     budgets: tuple[int, ...],
     temperatures: tuple[float, ...],
-) -> dict[tuple[int, float], torch.Tensor]:
-    """1 + C_p `[contexts]` (tokens) by (budget, temperature), over contexts spread evenly through the responses.
+) -> dict[tuple[int, float], HeldOut]:
+    """`HeldOut` values by (budget, temperature), over contexts spread evenly through the responses.
 
     The largest tree is scored once; a smaller budget is its prefix in builder order. The same contexts come in the
     same order for every drafter, so differences can be paired.
     """
     per_text = -(-contexts // len(held_out))
-    found: dict[tuple[int, float], list[float]] = {(b, t): [] for b in budgets for t in temperatures}
+    found: dict[tuple[int, float], list] = {(b, t): [] for b in budgets for t in temperatures}
     for rollout in held_out:
         response = len(rollout.ids) - rollout.prompt_length
         anchors = sorted({rollout.prompt_length + i * response // per_text for i in range(per_text)}, reverse=True)
@@ -50,8 +59,8 @@ def held_out_ceilings(
             for budget, temperature in found:
                 n = min(budget + 1, len(tree))
                 law = exit_law(tree.prefix(n), logits[:n], temperature)
-                found[budget, temperature].append(1 + float(law.coverage))
-    return {key: torch.tensor(values) for key, values in found.items()}
+                found[budget, temperature].append((1 + float(law.coverage), float(law.w[0])))
+    return {key: HeldOut(*torch.tensor(values).T) for key, values in found.items()}
 
 
 def decoded_tau(

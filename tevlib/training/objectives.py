@@ -1,18 +1,29 @@
-"""Training objectives as pure functions on final hidden states; nothing here knows an optimiser.
+"""Training objectives: what each teaches the rows of a batch of blocks. Pure functions; no model, no optimiser.
 
-A row is one (anchor, depth) position of a block. The head is large (vocabulary x hidden), so rows go through it in
-chunks and their gradient is formed at once: no logits are ever kept.
+A row is one (sequence, anchor, depth) of the blocks, numbered in that order; depth d predicts the token at anchor + d.
+An objective gives `Entries` (single tokens) or a `Mixture` (whole laws), and the denominator of its mean.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-ROWS_PER_CHUNK = 64  # 64 rows of 49,152 logits stay in a processor's cache
+from tevlib.training.head_loss import REVERSE_KL, TWO_OUTCOME_KL, Entries, Mixture
+from tevlib.trees.exit_law import ExitLaw
+from tevlib.trees.sampling import target_probs
 
-OBJECTIVES = ("base",)  # token loss alone, a drafter from the target's own layers or from another drafter
+OBJECTIVES = {  # name: what it is, and the losses it adds up, lambda being the guidance's weight
+    "base": ("the token loss, from the target's own layers or another drafter", ("token",)),
+    "finetune": ("the token loss, from a trained drafter: the control of every other", ("token",)),
+    "prefix": ("token loss + lambda * prefix control: P(v) at the exit loss's total weight", ("token", "prefix")),
+    "exit": ("token loss + lambda * exit loss (Eqs. 14 and 15): ExitTrain", ("token", "exit")),
+    "opd": ("Draft-OPD: divergences on the rounds that the drafter really played", ("opd",)),
+    "gain": ("token loss + lambda * gain: our own objective, not the paper's", ("token", "gain")),
+}
+GAIN_SHARES = ("all", "missing", "present", "root")
 
 
 def check_objective(name: str) -> str:
@@ -22,22 +33,32 @@ def check_objective(name: str) -> str:
     return name
 
 
+def check_start(objective: str, init: str) -> None:
+    """Raises `ValueError` for an unknown objective, and for one that compares with `init` where none is given."""
+    if check_objective(objective) != "base" and not init:
+        raise ValueError(f"objective {objective} starts from a trained drafter: give its folder or hub id as init")
+
+
+# --- the token loss ---------------------------------------------------------------------------------------------------
+
+
 def decay_weights(depths: int, gamma: float | None, device: torch.device | str = "cpu") -> Tensor:
     """Weights `[H]` of depths 1..H: exp(-(k - 1) / gamma); all ones for `gamma=None`."""
     k = torch.arange(depths, device=device, dtype=torch.float32)
     return torch.ones_like(k) if gamma is None else torch.exp(-k / gamma)
 
 
-def sample_anchors(supervised: Tensor, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def sample_anchors(supervised: Tensor, n: int, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Anchor positions `[B, A]` (sorted, without replacement) and which of them are real `[B, A]` boolean.
 
-    `supervised [B, S]` marks the tokens that the target wrote. An anchor t needs t and t + 1 both supervised. A is
-    `n` or the largest count of valid positions in the batch, if that is smaller; short rows are padded with False.
+    `supervised [B, S]` marks the tokens that the target wrote. An anchor t needs t and t + 1 both supervised; those
+    with the smallest of `keys [B, S]` (random, in [0, 1)) are taken. A is `n` or the largest count of valid positions
+    in the batch, if that is smaller; short rows are padded with False.
     """
     valid = supervised[:, :-1] & supervised[:, 1:]
     width = min(n, int(valid.sum(dim=1).max()))
-    keys = torch.rand(valid.shape, generator=generator).masked_fill(~valid.cpu(), 2.0)
-    picked = keys.argsort(dim=1)[:, :width]
+    keys = keys[:, :-1].masked_fill(~valid.cpu(), 2.0)
+    picked = keys.argsort(dim=1, stable=True)[:, :width]
     kept = torch.gather(valid, 1, picked.to(valid.device))
     order = torch.where(kept, picked.to(valid.device), valid.shape[1]).argsort(dim=1)
     return picked.to(valid.device).gather(1, order), kept.gather(1, order)
@@ -58,37 +79,140 @@ def token_targets(
     return labels, weighs * decay_weights(depths, gamma, ids.device)
 
 
-def token_loss(hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Numerator sum(w * CE) and denominator sum(w) of L_tok, the dense token loss of Eq. 15.
+def token_loss(labels: Tensor, weights: Tensor) -> tuple[Entries, Tensor]:
+    """L_tok, the dense token loss of Eq. 15: -sum w log q(label) over sum w, from `token_targets`."""
+    rows = torch.arange(labels.numel(), device=labels.device)
+    return Entries.of("token", rows, labels.flatten(), weights.flatten()), weights.sum()
 
-    `hidden [..., H]` are final states of rows, `head [V, H]`, `labels [...]` and `weights [...]` per row. They are
-    returned apart because the mean is over all ranks and accumulation steps together. Gradient: hidden only.
+
+# --- losses on draft trees --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Guide:
+    """Where a tree's rows are: depth d of its block is row `first + d - 1`; the block predicts `depths` tokens."""
+
+    law: ExitLaw
+    first: int
+    depths: int
+
+
+def exit_loss(guides: list[Guide], horizon_leaves: bool = True) -> tuple[Entries, Tensor]:
+    """L_exit (Eq. 14) in the form of Eqs. 66-67: -sum w(v) log q_depth(v)(token of v) over the sum of |V| - 1.
+
+    One entry per non-root node; all nodes of a depth share a row, so its normaliser is formed once. Without
+    `horizon_leaves`, nodes at depth H, whose children no row could draft, weigh nothing (the denominator stays).
     """
-    rows = weights.flatten() > 0
-    flat = hidden.flatten(0, -2)[rows]
-    return HeadNLL.apply(flat, head, labels.flatten()[rows], weights.flatten()[rows]), weights.sum()
+    return _tree_entries("exit", guides, [_node_weights(g, horizon_leaves) for g in guides])
 
 
-class HeadNLL(torch.autograd.Function):
-    """sum_r w_r * (logsumexp(h_r W^T) - h_r . W[label_r]), chunked; softmax in float32, the head frozen."""
+def prefix_loss(guides: list[Guide], horizon_leaves: bool = True) -> tuple[Entries, Tensor]:
+    """The control of Table 2: weights P(v) in place of w(v), scaled per tree to the same total; same denominator."""
+    weights = []
+    for guide in guides:
+        total, reached = _node_weights(guide, horizon_leaves).sum(), guide.law.P[1:].sum()
+        weights.append(guide.law.P[1:] * (total / reached) if reached > 0 else guide.law.P[1:])
+    return _tree_entries("prefix", guides, weights)
 
-    @staticmethod
-    def forward(ctx, hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        gradient = torch.empty_like(hidden)
-        total = hidden.new_zeros((), dtype=torch.promote_types(torch.float32, hidden.dtype))
-        for start in range(0, len(hidden), ROWS_PER_CHUNK):
-            part = slice(start, start + ROWS_PER_CHUNK)
-            logits = F.linear(hidden[part].to(head.dtype), head)
-            label, weight = labels[part, None], weights[part, None].to(total.dtype)
-            slope = torch.softmax(logits, dim=1, dtype=total.dtype)
-            smallest = torch.finfo(total.dtype).tiny  # a label of no probability costs 87 nats, not infinity
-            total -= (weight * slope.gather(1, label).clamp_min(smallest).log()).sum()
-            slope.scatter_add_(1, label, -torch.ones_like(weight))
-            gradient[part] = (slope.to(head.dtype) @ head) * weight.to(gradient.dtype)
-        ctx.save_for_backward(gradient)
-        return total
 
-    @staticmethod
-    def backward(ctx, upstream: Tensor):
-        (gradient,) = ctx.saved_tensors
-        return gradient * upstream.to(gradient.dtype), None, None, None
+def _node_weights(guide: Guide, horizon_leaves: bool) -> Tensor:
+    """w(v) of the non-root nodes `[N - 1]`; they sum to 1 - w(root) when the leaves at the horizon count."""
+    w = guide.law.w[1:]
+    return w if horizon_leaves else w * (guide.law.tree.depths[1:] < guide.depths)
+
+
+def _tree_entries(part: str, guides: list[Guide], weights: list[Tensor]) -> tuple[Entries, Tensor]:
+    if not guides:
+        nothing = torch.zeros(0, dtype=torch.long)
+        return Entries.of(part, nothing, nothing, nothing.float()), torch.tensor(0.0)
+    rows = torch.cat([g.first + g.law.tree.depths[1:] - 1 for g in guides])
+    tokens = torch.cat([g.law.tree.tokens[1:] for g in guides])
+    return Entries.of(part, rows, tokens, torch.cat(weights)), torch.tensor(float(len(tokens)), device=rows.device)
+
+
+def gain_loss(
+    guides: list[Guide], logits: list[Tensor], temperature: float, share: str = "all", floor: float = 1e-3
+) -> tuple[Mixture, Tensor]:
+    """Our own objective, not the paper's: each draft row towards the target's mixture over the tree.
+
+    Row d should give r_d(a) = sum over nodes v of depth d - 1 of P(v) p_v(a): by Eq. 12 what the child (v, a) is worth,
+    present or missing. The denominator is the sum of r. Nodes with P(v) < `floor` are skipped. `share` restricts it:
+    "missing" or "present" children only, or the "root" row only. `logits[i] [N, V]` are the target's at all nodes.
+    """
+    if share not in GAIN_SHARES:
+        raise ValueError(f"unknown gain share {share!r}: choose one of {', '.join(GAIN_SHARES)}")
+    rows, masses = [], []
+    for guide, node_logits in zip(guides, logits, strict=True):
+        tree, P = guide.law.tree, guide.law.P
+        last = min(1 if share == "root" else guide.depths, tree.height + 1)
+        for depth in range(last):
+            nodes = tree.levels[depth]
+            nodes = nodes[P[nodes] >= floor]
+            if len(nodes) == 0:
+                break
+            worth = P[nodes, None] * target_probs(node_logits[nodes], temperature)
+            kids = [(i, tree.token(kid)) for i, node in enumerate(nodes.tolist()) for kid in tree.children[node]]
+            if share in ("missing", "present") and kids:
+                at = tuple(torch.tensor(kids, device=worth.device).T)
+                present = torch.zeros_like(worth)
+                present[at] = worth[at]
+                worth = present if share == "present" else worth - present
+            elif share == "present":
+                continue
+            rows.append(guide.first + depth)
+            masses.append(worth.sum(0))
+    if not rows:
+        return Mixture(torch.zeros(0, dtype=torch.long), torch.zeros(0, 1)), torch.tensor(0.0)
+    laws = torch.stack(masses)
+    return Mixture(torch.tensor(rows, device=laws.device), laws), laws.sum()
+
+
+# --- Draft-OPD --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Played:
+    """One round that the drafter played: its chain of draft tokens, scored by the target, and where it ended.
+
+    `guide.law.tree` is the chain (node i at depth i); `accepted` draft tokens were right, `correction` is the token
+    that the target put behind them. `logits [N, V]` are the target's at the chain's nodes.
+    """
+
+    guide: Guide
+    logits: Tensor
+    accepted: int
+    correction: int
+
+
+def opd_loss(played: list[Played], decay: float = 0.8) -> tuple[Entries, Tensor]:
+    """Draft-OPD's loss with its published weights, on replayed rounds.
+
+    What was accepted, and the correcting token: the two-outcome KL of the target's probability from the drafter's.
+    What was rejected, the chain behind the first miss: p/q - log(p/q) - 1, weighing decay^(depth - 1). The denominator
+    is the sum of all weights.
+    """
+    rows: list[int] = []
+    tokens: list[int] = []
+    weights: list[float] = []
+    kinds: list[int] = []
+    teacher: list[Tensor] = []
+    for one in played:
+        tree, first = one.guide.law.tree, one.guide.first
+        log_p = torch.log_softmax(one.logits.float(), dim=-1)
+        kept = [(d, tree.token(d)) for d in range(1, one.accepted + 1)]
+        if one.accepted < one.guide.depths:  # else the block has no row for it
+            kept.append((one.accepted + 1, one.correction))
+        missed = [(d, tree.token(d)) for d in range(one.accepted + 1, len(tree))]
+        for kind, pairs in ((TWO_OUTCOME_KL, kept), (REVERSE_KL, missed)):
+            for depth, token in pairs:
+                rows.append(first + depth - 1)
+                tokens.append(token)
+                weights.append(1.0 if kind == TWO_OUTCOME_KL else decay ** (depth - 1))
+                kinds.append(kind)
+                teacher.append(log_p[depth - 1, token].exp())
+    device = played[0].logits.device if played else "cpu"
+    long = dict(dtype=torch.long, device=device)
+    weight = torch.tensor(weights, device=device)
+    taught = Entries.of("opd", torch.tensor(rows, **long), torch.tensor(tokens, **long), weight)
+    teachers = torch.stack(teacher) if teacher else weight
+    return replace(taught, kinds=torch.tensor(kinds, **long), teacher=teachers), weight.sum()

@@ -1,0 +1,87 @@
+"""Draft trees in training: grown from the current drafter at some anchors, scored by the frozen target.
+
+The builder is the one of inference, the law is the exit law of inference; neither gets a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
+from tevlib.decoding.packed import KeyStore, packed_pass
+from tevlib.decoding.target import Target
+from tevlib.training.batch import Batch
+from tevlib.trees.builders import best_first_tree
+from tevlib.trees.draft_tree import DraftTree
+from tevlib.trees.exit_law import ExitLaw, exit_law
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A draft tree whose root is anchor `column` of sequence `row`, and the target's flow through it.
+
+    `logits [N, V]` are the target's at the nodes. Rows that no one reads are zeros: those of leaves, unless every row
+    was asked for.
+    """
+
+    row: int
+    column: int
+    law: ExitLaw
+    logits: Tensor
+
+    @property
+    def tree(self) -> DraftTree:
+        return self.law.tree
+
+
+@torch.no_grad()
+def grow(
+    target: Target,
+    drafter: DFlashDraftModel,
+    batch: Batch,
+    anchors: Tensor,
+    kept: Tensor,
+    *,
+    budget: int,
+    temperature: float,
+    every_row: bool = False,
+    store: KeyStore | None = None,
+) -> list[Grown]:
+    """A best-first tree of `budget` nodes at each of `anchors [B, A]` that is `kept [B, A]`, all scored in one pass."""
+    blocks = block_embeddings(target, drafter, batch.ids.gather(1, anchors))
+    rows = drafter(batch.features, blocks, anchors)[:, :, 1:].to(target.dtype)
+    trees = {}
+    for b, a in kept.nonzero().tolist():
+        anchor = int(anchors[b, a])
+        log_probs = torch.log_softmax(target.logits(rows[b, a]), dim=-1)
+        trees[b, a] = anchor, best_first_tree(log_probs, budget, int(batch.ids[b, anchor]))
+    return score(target, batch, trees, temperature=temperature, every_row=every_row, store=store)
+
+
+@torch.no_grad()
+def score(
+    target: Target,
+    batch: Batch,
+    trees: dict[tuple[int, int], tuple[int, DraftTree]],
+    *,
+    temperature: float,
+    every_row: bool = False,
+    store: KeyStore | None = None,
+) -> list[Grown]:
+    """`Grown` trees from `(row, column): (anchor, tree)`, in order of their places."""
+    places = sorted(trees)
+    by_row: list[list[tuple[int, DraftTree]]] = [[] for _ in range(len(batch.ids))]
+    for place in places:
+        by_row[place[0]].append(trees[place])
+    states = packed_pass(target, batch.ids, batch.lengths, by_row, names=batch.names, store=store).nodes
+    grown = []
+    for place, hidden in zip(places, states, strict=True):
+        tree = trees[place][1]
+        read = list(range(len(tree))) if every_row else tree.internal
+        logits = torch.zeros(len(tree), target.vocab_size, device=target.device)
+        logits[read] = target.logits(hidden[read])
+        grown.append(Grown(*place, exit_law(tree, logits, temperature), logits))
+    return grown

@@ -1,0 +1,172 @@
+"""One optimiser step's worth of teaching: what a batch's rows are to learn, and the loss that says so.
+
+First everything without a gradient is planned: anchors, labels, trees, what the target says of them, and the
+denominators of the means, which are pooled over processes and accumulated batches. Then one pass over the drafter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
+from tevlib.decoding.packed import KeyStore
+from tevlib.decoding.target import Target
+from tevlib.training.batch import Batch
+from tevlib.training.config import TrainConfig
+from tevlib.training.forest import grow, score
+from tevlib.training.head_loss import PARTS, Entries, Mixture, head_loss
+from tevlib.training.objectives import (
+    Guide,
+    Played,
+    exit_loss,
+    gain_loss,
+    opd_loss,
+    prefix_loss,
+    sample_anchors,
+    token_loss,
+    token_targets,
+)
+from tevlib.training.replay import replay
+from tevlib.training.rollouts import Rollout
+from tevlib.trees.seeds import stream_seed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a batch teaches: the blocks at `anchors [B, A]` (of them `kept`), and what their rows are to give.
+
+    `denominators [len(PARTS)]` are this batch's own. `trees`, `coverage` and `root_exit` are the number of draft trees
+    and the sums of C_p and w(root) over them.
+    """
+
+    anchors: Tensor
+    kept: Tensor
+    entries: Entries
+    mixture: Mixture | None
+    denominators: Tensor
+    trees: int = 0
+    coverage: float = 0.0
+    root_exit: float = 0.0
+
+
+def draw_keys(lengths: list[int], seeds: list[int]) -> Tensor:
+    """Uniform random keys `[B, S]`, row i a function of `seeds[i]` alone, so that no batch or process changes it."""
+    keys = torch.full((len(lengths), max(lengths)), 2.0)
+    for row, (length, seed) in enumerate(zip(lengths, seeds, strict=True)):
+        keys[row, :length] = torch.rand(length, generator=torch.Generator().manual_seed(stream_seed(seed, 0)))
+    return keys
+
+
+def plan(
+    target: Target,
+    drafter: DFlashDraftModel,
+    batch: Batch,
+    rollouts: list[Rollout],
+    config: TrainConfig,
+    keys: Tensor,
+    store: KeyStore | None = None,
+) -> Plan:
+    """The `Plan` of a batch of `rollouts` on the target's device, all randomness from `keys [B, S]`. No gradient."""
+    if config.objective == "opd":
+        return _plan_opd(target, drafter, batch, rollouts, config, keys, store)
+    anchors, kept = sample_anchors(batch.supervised, config.anchors, keys)
+    labels, weights = token_targets(batch.ids, batch.supervised, anchors, kept, drafter.depth, config.gamma)
+    entries, denominators = [], torch.zeros(len(PARTS))
+    losses = config.losses()
+    if "token" in losses:
+        taught, denominators[PARTS.index("token")] = token_loss(labels, weights)
+        entries.append(taught)
+    mixture, grown = None, []
+    if guidance := losses.keys() & {"exit", "prefix", "gain"}:
+        columns = _smallest(keys.to(anchors.device).gather(1, anchors), kept, config.trees)
+        with torch.autocast(target.device.type, torch.bfloat16, enabled=config.autocast):
+            grown = grow(
+                target,
+                drafter,
+                batch,
+                anchors.gather(1, columns),
+                kept.gather(1, columns),
+                budget=config.tree_budget,
+                temperature=config.tree_temperature,
+                every_row="gain" in guidance,
+                store=store,
+            )
+        width, depths = anchors.shape[1], drafter.depth
+        guides = [Guide(g.law, (g.row * width + int(columns[g.row, g.column])) * depths, depths) for g in grown]
+        for part, loss in (("exit", exit_loss), ("prefix", prefix_loss)):
+            if part in guidance:
+                taught, denominators[PARTS.index(part)] = loss(guides, config.horizon_leaves)
+                entries.append(taught)
+        if "gain" in guidance:
+            mixture, denominators[PARTS.index("gain")] = gain_loss(
+                guides, [g.logits for g in grown], config.tree_temperature, config.gain_share, config.gain_floor
+            )
+    return Plan(
+        anchors,
+        kept,
+        Entries.join(entries or [token_loss(labels, torch.zeros_like(weights))[0]]),
+        mixture if mixture is not None and len(mixture.rows) else None,
+        denominators,
+        len(grown),
+        sum(float(g.law.coverage) for g in grown),
+        sum(float(g.law.w[0]) for g in grown),
+    )
+
+
+def _plan_opd(target, drafter, batch: Batch, rollouts, config: TrainConfig, keys: Tensor, store) -> Plan:
+    """Rounds that the drafter, as it is now, plays from a random place of each response; the first is not used."""
+    rounds = []
+    with torch.autocast(target.device.type, torch.bfloat16, enabled=config.autocast):
+        for rollout, key in zip(rollouts, keys[:, 0].tolist(), strict=True):
+            start = rollout.prompt_length + int(key * max(0, len(rollout.ids) - rollout.prompt_length - 2))
+            rounds.append(replay(target, drafter, rollout, start=start, most=config.anchors + 1)[1:])
+    width = max(1, *(len(r) for r in rounds))
+    anchors = torch.zeros(len(rounds), width, dtype=torch.long, device=target.device)
+    kept = torch.zeros(len(rounds), width, dtype=torch.bool, device=target.device)
+    chains = {}
+    for b, played in enumerate(rounds):
+        for a, one in enumerate(played):
+            anchors[b, a], kept[b, a] = one.anchor, True
+            chains[b, a] = one.anchor, one.chain.to(target.device)
+    scored = score(target, batch, chains, temperature=1.0, every_row=True, store=store) if chains else []
+    depths = drafter.depth
+    played = [
+        Played(Guide(g.law, (g.row * width + g.column) * depths, depths), g.logits, one.accepted, one.correction)
+        for g in scored
+        for one in [rounds[g.row][g.column]]
+    ]
+    denominators = torch.zeros(len(PARTS))
+    entries, denominators[PARTS.index("opd")] = opd_loss(played, config.opd_decay)
+    return Plan(anchors, kept, entries, None, denominators)
+
+
+def loss(
+    target: Target, drafter: DFlashDraftModel, batch: Batch, planned: Plan, config: TrainConfig, pooled: Tensor
+) -> tuple[Tensor, Tensor]:
+    """This batch's share of the step's loss, with its gradient, and of each of its parts `[len(PARTS)]`.
+
+    `pooled [len(PARTS)]` are the denominators over all processes and accumulated batches. A part is the mean that
+    its objective defines; the loss is their sum with the weights of `config.losses()`.
+    """
+    weights = torch.tensor([config.losses().get(part, 0.0) for part in PARTS])
+    factors = torch.where(pooled > 0, weights / pooled.clamp_min(1e-9), torch.zeros(len(PARTS)))
+    blocks = block_embeddings(target, drafter, batch.ids.gather(1, planned.anchors))
+    with torch.autocast(target.device.type, torch.bfloat16, enabled=config.autocast):
+        hidden = drafter(batch.features, blocks, planned.anchors)
+    mixture = planned.mixture
+    if mixture is not None:
+        mixture = mixture.scaled(float(factors[PARTS.index("gain")]))
+        if float(factors[PARTS.index("gain")]) == 0:
+            mixture = None
+    entries = planned.entries.scaled(factors.to(target.device))
+    total, parts = head_loss(hidden[:, :, 1:].flatten(0, 2), target.head.weight, entries, mixture)
+    return total, parts.cpu() / weights.clamp_min(1e-12) * (weights > 0)
+
+
+def _smallest(keys: Tensor, kept: Tensor, n: int) -> Tensor:
+    """Columns `[B, n']` of the `n` smallest keys of each row, in ascending order of the column, kept ones first."""
+    order = keys.masked_fill(~kept, 3.0).argsort(dim=1)[:, :n]
+    return order.sort(dim=1).values
