@@ -11,9 +11,11 @@ from tevlib.decoding.decode import pooled_tau, speculate, tau_of_responses
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
 from tevlib.decoding.target import Target
 from tevlib.sources.prompts import SUITES, chat_ids, load_prompts
+from tevlib.training.batch import collate
+from tevlib.training.forest import grow
 from tevlib.training.rollouts import Rollout
 from tevlib.trees.builders import best_first_tree
-from tevlib.trees.exit_law import exit_law
+from tevlib.trees.exit_law import ExitLaw, exit_law
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,15 @@ def held_out_laws(
                 law = exit_law(tree.prefix(n), logits[:n], temperature)
                 found[budget, temperature].append((1 + float(law.coverage), float(law.w[0])))
     return {key: HeldOut(*torch.tensor(values).T) for key, values in found.items()}
+
+
+def held_out_tree(
+    target: Target, drafter: DFlashDraftModel, rollout: Rollout, *, budget: int, temperature: float
+) -> ExitLaw:
+    """The exit law of the best-first tree that the drafter grows in the middle of a response."""
+    anchor = torch.tensor([[(rollout.prompt_length + len(rollout.ids) - 1) // 2]], device=target.device)
+    batch = collate([rollout]).to(target.device)
+    return grow(target, drafter, batch, anchor, anchor >= 0, budget=budget, temperature=temperature)[0].law
 
 
 def decoded_tau(
