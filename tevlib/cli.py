@@ -9,7 +9,7 @@ from tevlib import __version__
 from tevlib.suite.names import check_name, did_you_mean
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
-TABLES = ("4",)
+TABLES = ("2", "4")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,22 +112,24 @@ COMMANDS = {
 
 
 def _cells(options: argparse.Namespace) -> list:
+    """The planned cells of the tables that were asked for; of all that the profile has, where none was named."""
     from tevlib.suite.cells import load_profile
 
-    return load_profile(options.profile, tables=[f"table{number}" for number in options.tables])
+    return load_profile(options.profile, tables=[f"table{number}" for number in options.tables or ()] or None)
 
 
 def _write_tables(options: argparse.Namespace) -> None:
-    from tevlib.report.tables import audit_columns, layout, markdown, table4, write_table
+    from tevlib.report.tables import audit_columns, decode_table, layout, markdown, write_table
     from tevlib.suite.paths import home
     from tevlib.suite.records import outcome
 
     planned = _cells(options)
-    found = table4([outcome(cell) for cell in planned])
-    paths = write_table(found, home() / "data" / "tables", "table4")
-    print("\n" + found.attrs["caption"], markdown(layout(found)), markdown(audit_columns(found)), sep="\n\n")
-    print("\ntable:  ", *(str(path) for path in paths))
-    print("records:", home() / "data" / "results" / "table4")
+    for name in dict.fromkeys(cell.table for cell in planned):
+        found = decode_table(name, [outcome(cell) for cell in planned if cell.table == name])
+        paths = write_table(found, home() / "data" / "tables")
+        print("\n" + found.attrs["caption"], markdown(layout(found)), markdown(audit_columns(found)), sep="\n\n")
+        print("\ntable:  ", *(str(path) for path in paths))
+        print("records:", home() / "data" / "results" / name)
     print("notebooks as they ran:", home() / "runs" / planned[0].profile)
 
 
@@ -156,9 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("run", "cells", "table"):
         made[name].add_argument("--profile", default="laptop", help="smoke, laptop, paper, or a YAML file")
     for name in ("run", "cells"):
-        tables = made[name].add_argument(
-            "--tables", nargs="+", default=list(TABLES), help="which tables (default: all)"
-        )
+        tables = made[name].add_argument("--tables", nargs="+", help="which tables (default: all that the profile has)")
         tables.type = _one_of("table", TABLES)
     made["table"].add_argument("number", type=_one_of("table", TABLES), help="which table")
     made["run"].add_argument("--dry-run", action="store_true", help="list the cells, run nothing")

@@ -2,7 +2,12 @@
 
 import pytest
 
-from tevlib.report.paper import paper_numbers, table4_value
+from tevlib.report.paper import paper_numbers, paper_value
+
+
+def table4_value(role, verifier, column, metric):
+    return paper_value("table4", {"role": role, "verifier": verifier}, column, metric)
+
 
 NUMBERS = paper_numbers()
 ROWS = [(table, row) for table in ("table1", "table2", "table3", "table4", "table5") for row in NUMBERS[table]]

@@ -1,11 +1,15 @@
-"""Table 4 from records: every cell says what happened to it, averages and differences are right, nothing is mixed."""
+"""Tables from records: every cell says what happened to it, averages and differences are right, nothing is mixed."""
 
 import pandas as pd
 import pytest
 
-from tevlib.report.tables import audit_columns, layout, markdown, table4, write_table
+from tevlib.report.tables import audit_columns, decode_table, layout, markdown, write_table
 
 SUITES = ("mt_bench", "humaneval", "gsm8k", "math500")
+
+
+def table4(outcomes):
+    return decode_table("table4", outcomes)
 
 
 def metrics(speedup, tau, **changed):
@@ -103,7 +107,7 @@ def test_empty_and_doubled_tables_are_refused():
 def test_all_four_files_carry_the_numbers(tmp_path):
     """CSV holds every number, Markdown, HTML and LaTeX the printed form, the audit and the caption."""
     table = table4(all_finished())
-    csv, md, html, tex = write_table(table, tmp_path / "new", "table4")
+    csv, md, html, tex = write_table(table, tmp_path / "new")
     again = pd.read_csv(csv)
     assert again["tau"].tolist() == table["tau"].tolist() and again["hash"].dropna().tolist() == [
         f"{s}-tev" for s in SUITES
@@ -125,3 +129,25 @@ def test_markdown_is_a_plain_grid():
     """Every line of the Markdown form has the same number of columns and one-line names."""
     lines = markdown(layout(table4(all_finished()))).splitlines()
     assert len({line.count("|") for line in lines}) == 1 and "MT-Bench SR" in lines[0]
+
+
+def test_table_2_has_its_rows_and_marks_what_the_paper_has_not():
+    """One block per temperature and objective; the paper's numbers there; opd and gain are extra."""
+    outcomes = [
+        finished(suite, role=role, temperature=t, table="table2", budget=32)
+        for t in (0.0, 1.0)
+        for role in ("original", "finetune", "prefix", "exit", "opd", "gain")
+        for suite in SUITES
+    ]
+    table = decode_table("table2", outcomes)
+    rows = table[(table["suite"] == "average")].set_index(["temperature", "role"])
+    assert rows.loc[(0.0, "exit"), "paper_tau"] == 8.85 and rows.loc[(1.0, "prefix"), "paper_speedup"] == 5.35
+    assert rows.loc[(0.0, "finetune"), "paper_tau"] == 8.36 and rows.loc[(1.0, "original"), "paper_tau"] == 7.08
+    assert rows["paper_tau"].isna().tolist() == [False] * 4 + [True] * 2 + [False] * 4 + [True] * 2
+    shown = layout(table)
+    assert list(shown.index.names) == ["T", "Objective", ""] and len(shown) == 36
+    assert ("1", "Gain (ours, not the paper's)", "ours") in shown.index
+    assert shown.loc[("0", "Exit weight w(v)", "paper"), ("GSM8K", "τ")] == "10.22"
+    assert "verifier TEV" in table.attrs["caption"] and "T =" not in table.attrs["caption"]
+    with pytest.raises(ValueError, match="table 2 needs one verifier"):
+        decode_table("table2", [*outcomes, finished("gsm8k", verifier="predraw", role="x", temperature=2.0, budget=32)])

@@ -1,11 +1,12 @@
-"""Records -> Table 4, with the paper's numbers beside ours. Reads records only; no model, no torch."""
+"""Records -> the paper's tables of decoding, its numbers beside ours. Reads records only; no model, no torch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
-from tevlib.report.paper import VERIFIERS, table4_value
+from tevlib.report.paper import VERIFIERS, paper_value
 
 SUITE_NAMES = {
     "mt_bench": "MT-Bench",
@@ -16,62 +17,112 @@ SUITE_NAMES = {
 }
 METRICS = {"speedup": "SR", "tau": "τ"}
 VERIFIER_NAMES = VERIFIERS | {"sequential_residual": "Sequential residual", "greedy": "Greedy"}
-HELD_FIXED = (
-    "profile", "target", "builder", "budget", "temperature", "top_p", "top_k", "max_new_tokens", "dtype", "seed",
+OBJECTIVE_NAMES = {
+    "original": "Original drafter",
+    "finetune": "Finetuned, token loss alone",
+    "prefix": "Prefix weight P(v)",
+    "exit": "Exit weight w(v)",
+    "opd": "Draft-OPD (not in the paper's Table 2)",
+    "gain": "Gain (ours, not the paper's)",
+}
+CELL_FIELDS = (
+    "profile", "target", "role", "builder", "verifier", "budget", "temperature", "top_p", "top_k", "max_new_tokens",
+    "dtype", "seed",
 )  # fmt: skip
 DASH = "—"
 
 
-def table4(outcomes: Sequence[dict]) -> pd.DataFrame:
-    """One row per drafter, verifier and suite, `average` included: ours, the paper's, their difference, the audit.
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper: its name, what it is about, and the cell fields that name a row (with their headings)."""
+
+    name: str
+    title: str
+    keys: dict[str, str]
+    paper_setting: str
+    roles: dict[str, str] = field(default_factory=dict)  # how roles are called; others: role and drafter
+
+    @property
+    def number(self) -> str:
+        return self.name.removeprefix("table")
+
+
+TABLES = {
+    "table2": Table(
+        "table2",
+        "training objectives, from one drafter, on the same data and steps",
+        {"temperature": "T", "role": "Objective"},
+        "Qwen3-4B with B = 64 on an H20",
+        OBJECTIVE_NAMES,
+    ),
+    "table4": Table(
+        "table4",
+        "drafters crossed with verifiers",
+        {"role": "Drafter", "verifier": "Verifier"},
+        "Qwen3-4B with B = 64 on an H20 (original: released DFlash, exit: exit-trained)",
+    ),
+}
+
+
+def decode_table(name: str, outcomes: Sequence[dict]) -> pd.DataFrame:
+    """One row per row of table `name` and suite, `average` included: ours, the paper's, their difference, the audit.
 
     outcomes: what `tevlib.suite.records.outcome` gives for every planned cell. `status` is finished, failed or not
     run; the average (unweighted, as in the paper) is only there when all its suites are. `attrs["caption"]` says what
-    was measured and where.
+    was measured and where, `attrs["table"]` is `name`.
 
-    Raises `ValueError` for no cells, and for a mix: cells that differ in more than drafter, verifier and suite, or
+    Raises `ValueError` for no cells, and for a mix: cells that differ in more than the table's keys and the suite, or
     records of different schema, machine or target revision.
     """
+    table = TABLES[name]
     if not outcomes:
-        raise ValueError("table 4 needs at least one cell")
-    _refuse_mix(outcomes)
-    frame = pd.DataFrame([_row(outcome) for outcome in outcomes])
-    if frame.duplicated(["role", "verifier", "suite"]).any():
-        raise ValueError("table 4 got two cells for the same drafter, verifier and suite")
+        raise ValueError(f"table {table.number} needs at least one cell")
+    _refuse_mix(table, outcomes)
+    frame = pd.DataFrame([_row(table, outcome) for outcome in outcomes])
+    keys = list(table.keys)
+    if frame.duplicated([*keys, "suite"]).any():
+        raise ValueError(f"table {table.number} got two cells for the same {', '.join(keys)} and suite")
     blocks = []
-    for (role, verifier), block in frame.groupby(["role", "verifier"], sort=False):
-        blocks += [block, _average(role, verifier, block)]
+    for values, block in frame.groupby(keys, sort=False):
+        blocks += [block, _average(dict(zip(keys, values, strict=True)), block)]
     frame = pd.concat(blocks, ignore_index=True).astype({name: float for name in _NUMBERS})
+    cells = frame[keys].to_dict("records")
     for metric in METRICS:
-        keys = zip(frame["role"], frame["verifier"], frame["suite"], strict=True)
-        frame[f"paper_{metric}"] = pd.Series([table4_value(*key, metric) for key in keys], dtype=float)
+        found = [paper_value(name, cell, suite, metric) for cell, suite in zip(cells, frame["suite"], strict=True)]
+        frame[f"paper_{metric}"] = pd.Series(found, dtype=float)
         frame[f"difference_{metric}"] = frame[metric] - frame[f"paper_{metric}"]
-    frame.attrs["caption"] = _caption(outcomes)
+    frame.attrs |= {"caption": _caption(table, outcomes), "table": name}
     return frame
 
 
 def layout(table: pd.DataFrame) -> pd.DataFrame:
-    """The printed form: lines paper / ours / difference per drafter and verifier, SR and τ per suite, as text."""
+    """The printed form: lines paper / ours / difference per row of the table, SR and τ per suite, as text."""
+    spec = TABLES[table.attrs["table"]]
+    keys = spec.keys
     suites = list(dict.fromkeys(table["suite"]))
     lines = {}
-    for (role, verifier), block in table.groupby(["role", "verifier"], sort=False):
+    for values, block in table.groupby(list(keys), sort=False):
         rows = block.set_index("suite")
+        names = _names(spec, dict(zip(keys, values, strict=True)), block["drafter"].iloc[0])
         for line, prefix in (("paper", "paper_"), ("ours", ""), ("ours - paper", "difference_")):
-            lines[_drafter(role, block["drafter"].iloc[0]), _verifier(verifier), line] = [
-                _shown(rows.loc[suite], metric, prefix) for suite in suites for metric in METRICS
-            ]
+            lines[*names, line] = [_shown(rows.loc[suite], metric, prefix) for suite in suites for metric in METRICS]
     columns = pd.MultiIndex.from_product([[SUITE_NAMES.get(s, s) for s in suites], METRICS.values()])
-    index = pd.MultiIndex.from_tuples(lines, names=["Drafter", "Verifier", ""])
+    index = pd.MultiIndex.from_tuples(lines, names=[*keys.values(), ""])
     return pd.DataFrame(list(lines.values()), index=index, columns=columns)
 
 
 def audit_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """The audit, one row per drafter, verifier and suite, as text: block lengths against ceilings, intervals, sizes."""
+    """The audit, one line per row of the table and suite, as text: block lengths against ceilings, intervals, sizes."""
+    spec = TABLES[table.attrs["table"]]
+    keys = spec.keys
     rows = table[table["suite"] != "average"]
+    names = [
+        _names(spec, cell, drafter)
+        for cell, drafter in zip(rows[list(keys)].to_dict("records"), rows["drafter"], strict=True)
+    ]
     number = {"SR": "speedup", "τ": "tau", "τ pooled": "tau_pooled", "1 + C_p": "ceiling"}
     shown = {
-        "Drafter": [_drafter(row.role, row.drafter) for row in rows.itertuples()],
-        "Verifier": rows["verifier"].map(_verifier),
+        **{heading: [name[i] for name in names] for i, heading in enumerate(keys.values())},
         "Suite": rows["suite"].map(lambda suite: SUITE_NAMES.get(suite, suite)),
         **{title: [_shown(row, name, "") for _, row in rows.iterrows()] for title, name in number.items()},
         "z": [_number(row.audit_z, "+.2f", row.status) for row in rows.itertuples()],
@@ -82,18 +133,20 @@ def audit_columns(table: pd.DataFrame) -> pd.DataFrame:
         "prompts": [_number(row.prompts, ".0f", row.status) for row in rows.itertuples()],
         "rounds": [_number(row.rounds, ".0f", row.status) for row in rows.itertuples()],
     }
-    return pd.DataFrame(shown).set_index(["Drafter", "Verifier", "Suite"])
+    return pd.DataFrame(shown).set_index([*keys.values(), "Suite"])
 
 
-def write_table(table: pd.DataFrame, folder: Path, name: str) -> list[Path]:
-    """Paths of `<name>.csv` (every number), `.md`, `.html` and `.tex` (printed form and audit) in `folder`."""
+def write_table(table: pd.DataFrame, folder: Path) -> list[Path]:
+    """Paths of `<table>.csv` (every number), `.md`, `.html` and `.tex` (printed form and audit) in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
+    name = table.attrs["table"]
     paths = {kind: folder / f"{name}.{kind}" for kind in ("csv", "md", "html", "tex")}
     caption, parts = table.attrs["caption"], (layout(table), audit_columns(table))
     table.to_csv(paths["csv"], index=False, float_format="%.6g")
     paths["md"].write_text(f"{caption}\n\n" + "\n\n".join(map(markdown, parts)) + "\n", encoding="utf-8")
     styles = [part.style.set_caption(caption if i == 0 else "Audit") for i, part in enumerate(parts)]
-    head = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Table 4</title></head><body>\n'
+    title = f"Table {TABLES[name].number}"
+    head = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head><body>\n'
     body = "\n".join(style.set_uuid(f"{name}-{i}").to_html() for i, style in enumerate(styles))
     paths["html"].write_text(f"{head}{body}\n</body></html>\n", encoding="utf-8")
     paths["tex"].write_text(
@@ -115,9 +168,9 @@ _NUMBERS = (
 )  # fmt: skip
 
 
-def _row(outcome: dict) -> dict:
+def _row(table: Table, outcome: dict) -> dict:
     cell, metrics = outcome["cell"], outcome.get("metrics") if outcome["status"] == "finished" else None
-    row = {key: cell[key] for key in ("role", "verifier", "drafter")}
+    row = {key: cell[key] for key in (*table.keys, "drafter")}
     row |= {"suite": Path(cell["suite"]).stem, "status": outcome["status"], "hash": outcome.get("hash")}
     if metrics is None:
         return row | dict.fromkeys(_NUMBERS)
@@ -126,48 +179,60 @@ def _row(outcome: dict) -> dict:
     return row | {name: metrics[name] for name in _NUMBERS if name not in row}
 
 
-def _average(role: str, verifier: str, block: pd.DataFrame) -> pd.DataFrame:
-    """The unweighted mean over the suites of one drafter and verifier; empty numbers unless all are finished."""
+def _average(keys: dict, block: pd.DataFrame) -> pd.DataFrame:
+    """The unweighted mean over the suites of one row of the table; empty numbers unless all are finished."""
     states = list(block["status"])
     status = "finished" if set(states) == {"finished"} else "failed" if "failed" in states else "not run"
-    row = {"role": role, "verifier": verifier, "drafter": block["drafter"].iloc[0], "suite": "average"}
+    row = keys | {"drafter": block["drafter"].iloc[0], "suite": "average"}
     row |= {"status": status, "hash": None} | dict.fromkeys(_NUMBERS)
     if status == "finished":
         row |= {name: block[name].mean() for name in ("speedup", "tau", "tau_pooled", "ceiling")}
     return pd.DataFrame([row])
 
 
-def _refuse_mix(outcomes: Sequence[dict]) -> None:
-    for name in HELD_FIXED:
-        _one_value(name, [o["cell"][name] for o in outcomes])
+def _refuse_mix(table: Table, outcomes: Sequence[dict]) -> None:
+    for name in CELL_FIELDS:
+        if name not in table.keys and name != "role":
+            _one_value(table, name, [o["cell"][name] for o in outcomes])
     records = [o for o in outcomes if o["status"] == "finished"]
-    _one_value("schema_version", [r["schema_version"] for r in records])
-    _one_value("machine", [f"{r['device']['name']}, threads: {r['device']['threads']}" for r in records])
-    _one_value("target revision", [r["target"]["revision"] for r in records])
+    _one_value(table, "schema_version", [r["schema_version"] for r in records])
+    _one_value(table, "machine", [f"{r['device']['name']}, threads: {r['device']['threads']}" for r in records])
+    _one_value(table, "target revision", [r["target"]["revision"] for r in records])
 
 
-def _one_value(name: str, values: list) -> None:
+def _one_value(table: Table, name: str, values: list) -> None:
     if len(found := sorted({str(value) for value in values})) > 1:
-        raise ValueError(f"table 4 needs one {name} for all its cells, got {', '.join(found)}")
+        raise ValueError(f"table {table.number} needs one {name} for all its cells, got {', '.join(found)}")
 
 
-def _caption(outcomes: Sequence[dict]) -> str:
+def _caption(table: Table, outcomes: Sequence[dict]) -> str:
     cell, records = outcomes[0]["cell"], [o for o in outcomes if o["status"] == "finished"]
     machine = "nothing run yet"
     if records:
         device = records[0]["device"]
         machine = device["name"] + (f", {device['threads']} threads" if device["threads"] else "")
+    verifier = VERIFIER_NAMES.get(cell["verifier"], cell["verifier"])
+    fixed = [f"builder {cell['builder']}", f"B = {cell['budget']}"]
+    fixed += [f"T = {cell['temperature']:g}"] if "temperature" not in table.keys else []
+    fixed += [f"verifier {verifier}"] if "verifier" not in table.keys else []
     text = (
-        f"Table 4, profile {cell['profile']}: target {cell['target']} in {cell['dtype']}, builder {cell['builder']}, "
-        f"B = {cell['budget']}, T = {cell['temperature']:g}, at most {cell['max_new_tokens']} new tokens; {machine}. "
+        f"Table {table.number}, {table.title}; profile {cell['profile']}: target {cell['target']} in {cell['dtype']}, "
+        f"{', '.join(fixed)}, at most {cell['max_new_tokens']} new tokens; {machine}. "
         "SR: autoregressive over speculative seconds per token; τ: mean block length, bonus included."
     )
     if cell["profile"] != "paper":
-        text += (
-            " The paper's rows (original: released DFlash, exit: exit-trained) are Qwen3-4B with B = 64 on an H20: "
-            "compare our rows with each other, not with those."
-        )
+        text += f" The paper's rows are {table.paper_setting}: compare our rows with each other, not with those."
     return text
+
+
+def _names(table: Table, keys: dict, drafter: str) -> list[str]:
+    """How a row of the table is called, one text per key."""
+    shown = {
+        "role": lambda role: table.roles.get(role, f"{role} ({Path(drafter).name})"),
+        "verifier": lambda verifier: VERIFIER_NAMES.get(verifier, verifier),
+        "temperature": lambda temperature: f"{temperature:g}",
+    }
+    return [shown[key](value) for key, value in keys.items()]
 
 
 def _shown(row: pd.Series, metric: str, prefix: str) -> str:
