@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tevlib.decoding.packed import KeyStore, packed_pass
+from tevlib.decoding.packed import KeyStore, packed_pass, read_sequences
 from tevlib.trees.draft_tree import DraftTree
 
 LENGTHS = [30, 17, 24]
@@ -42,42 +42,43 @@ def path_wise(target, ids, b, anchor, tree):
 def test_packed_trees_equal_a_forward_per_path(target, work):
     """Siblings, overlaps, a root alone, padding: every node sees its sequence up to the root, and its path."""
     ids, trees = work
-    scored = packed_pass(target, ids, LENGTHS, trees, (0, 2))
+    features, keys = read_sequences(target, ids, LENGTHS, (0, 2))
     flat = [(b, anchor, tree) for b, pairs in enumerate(trees) for anchor, tree in pairs]
-    assert len(scored.nodes) == len(flat)
-    for states, (b, anchor, tree) in zip(scored.nodes, flat, strict=True):
-        torch.testing.assert_close(states, path_wise(target, ids, b, anchor, tree), atol=1e-5, rtol=1e-5)
+    for known in (None, keys):
+        states = packed_pass(target, ids, LENGTHS, trees, known)
+        assert len(states) == len(flat)
+        for mine, (b, anchor, tree) in zip(states, flat, strict=True):
+            torch.testing.assert_close(mine, path_wise(target, ids, b, anchor, tree), atol=1e-5, rtol=1e-5)
     for b, length in enumerate(LENGTHS):
-        _, features = target.prefill(target.new_cache(length), ids[b, :length], (0, 2))
-        torch.testing.assert_close(scored.features[b, :length], features, atol=1e-5, rtol=1e-5)
+        _, alone = target.prefill(target.new_cache(length), ids[b, :length], (0, 2))
+        torch.testing.assert_close(features[b, :length], alone, atol=1e-5, rtol=1e-5)
 
 
-def test_kept_keys_give_the_same_states(target, work):
-    """First visits fill the store; later ones score the nodes alone, also beside sequences that are not kept."""
-    ids, trees = work
-    plain = packed_pass(target, ids, LENGTHS, trees).nodes
+def test_a_store_passes_each_sequence_once(target, work):
+    """Known sequences are not passed again, also beside others that are not known; the keys are the same."""
+    ids, _ = work
+    _, whole = read_sequences(target, ids, LENGTHS)
     store, seen = KeyStore(2**30), []
     for names in ([0, 1, 2], [0, 1, 2], [7, 1, 2]):
         real = target.decoder.forward
         target.decoder.forward = lambda *a, real=real, **k: (seen.append(k["input_ids"].shape), real(*a, **k))[1]
-        kept = packed_pass(target, ids, LENGTHS, trees, names=names, store=store).nodes
+        keys = store.keys(target, ids, LENGTHS, names)
         del target.decoder.forward
-        for mine, theirs in zip(kept, plain, strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
-    nodes = 13 - 2 + 2
-    assert seen[0][1] > 30 and seen[1] == (3, nodes) and {shape[0] for shape in seen[2:]} == {1, 2}
+        for b, length in enumerate(LENGTHS):
+            torch.testing.assert_close(keys[:, :, b, :, :length], whole[:, :, b, :, :length], atol=1e-5, rtol=1e-5)
+    assert seen == [(3, 30), (1, 30)]
 
 
-def test_a_store_keeps_to_its_limit():
+def test_a_store_keeps_to_its_limit(target, work):
     """The least recently used sequence goes first; one that does not fit is not kept."""
-    one = torch.zeros(1, 2, 1, 8, 2)
+    ids, _ = work
+    one = torch.zeros(target.layers, 2, target.kv_heads, 10, target.head_dim)
     store = KeyStore(2 * one.nbytes)
-    store.put(0, one), store.put(1, one)
-    assert store.get(0) is one
-    store.put(2, one)
-    assert store.get(1) is None and store.get(0) is one and store.get(2) is one and store.size == 2 * one.nbytes
-    store.put(3, torch.zeros(1, 2, 1, 80, 2))
-    assert store.get(3) is None
+    for name in (0, 1, 0, 2):
+        store.keys(target, ids[:1, :10], [10], [name])
+    assert list(store.kept) == [0, 2] and store.size == 2 * one.nbytes
+    store.keys(target, ids[:1], [30], [3])
+    assert list(store.kept) == [0, 2]
 
 
 def test_a_tree_at_another_token_is_refused(target, work):

@@ -1,5 +1,7 @@
 """Trees in training: they are those of decoding, and each objective on them is what its formula says."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from tevlib.training.head_loss import PARTS, REVERSE_KL, TWO_OUTCOME_KL, head_lo
 from tevlib.training.objectives import Guide, Played, exit_loss, gain_loss, opd_loss, prefix_loss
 from tevlib.training.replay import replay
 from tevlib.training.rollouts import rollouts
-from tevlib.training.step import draw_keys, loss, plan
+from tevlib.training.step import draw_uniforms, loss, plan
 from tevlib.training.train import train
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.exit_law import exit_law
@@ -241,16 +243,39 @@ def test_guidance_of_weight_zero_is_finetuning_bit_for_bit(tmp_path, objective):
 
 @pytest.mark.parametrize("objective", ["exit", "prefix", "gain", "opd"])
 def test_kept_keys_change_nothing_but_the_time(tmp_path, objective):
-    """Training with the sequences' keys kept ends where training without ends (1e-5)."""
+    """Training with the sequences' keys kept, or with features and keys made anew in every step, ends where training
+    on stored features with one pass over sequences and trees ends (up to Adam's magnified rounding)."""
     target = make_target()
     texts = texts_of(target)
     ends = []
-    for gigabytes in (0.0, 0.5):
+    for changes in ({}, {"key_store_gb": 0.5}, {"online": True}):
         drafter = make_drafter(target, block_size=6)
-        config = config_of(objective=objective, key_store_gb=gigabytes, learning_rate=1e-4)
-        train(target, drafter, texts, texts[:2], config, tmp_path / str(gigabytes))
+        config = config_of(objective=objective, learning_rate=1e-4, **changes)
+        train(target, drafter, texts, texts[:2], config, tmp_path / str(len(ends)))
         ends.append(torch.cat([p.detach().flatten() for p in drafter.parameters()]))
-    torch.testing.assert_close(*ends, atol=1e-5, rtol=1e-4)
+    start = torch.cat([p.detach().flatten() for p in make_drafter(target, block_size=6).parameters()])
+    assert float((ends[0] - start).abs().max()) > 3e-4
+    for other in ends[1:]:
+        torch.testing.assert_close(ends[0], other, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("objective", ["finetune", "exit", "gain", "opd"])
+def test_accumulated_passes_are_one_whole_batch(tmp_path, objective):
+    """Sequences of 2 and of 24 supervised tokens, together or one after the other: the same update, no mean of means,
+    the trees' denominators included (transformers#34191)."""
+    target = make_target()
+    long, short = texts_of(target)[:2]
+    short = dataclasses.replace(
+        short, ids=short.ids[: short.prompt_length + 3], features=short.features[: short.prompt_length + 3]
+    )
+    ends = []
+    for accumulate in (1, 2):
+        drafter = make_drafter(target, block_size=6)
+        config = config_of(objective=objective, accumulate=accumulate, steps=1, validate_every=1, learning_rate=1e-2)
+        train(target, drafter, [long, short], [long], config, tmp_path / str(accumulate))
+        ends.append(torch.load(tmp_path / str(accumulate) / "state.pt", weights_only=True)["optimiser"]["state"])
+    for mine, theirs in zip(ends[0].values(), ends[1].values(), strict=True):
+        torch.testing.assert_close(mine["exp_avg"], theirs["exp_avg"], atol=1e-6, rtol=1e-5)
 
 
 def test_what_objectives_add_up_is_their_definition():
@@ -259,7 +284,7 @@ def test_what_objectives_add_up_is_their_definition():
     drafter = make_drafter(target, block_size=6).requires_grad_(True)
     texts = texts_of(target)[:3]
     batch = collate(texts)
-    keys = draw_keys(batch.lengths, [5, 6, 7])
+    keys = draw_uniforms(batch.lengths, [5, 6, 7])
     parts = {}
     for objective in ("finetune", "exit"):
         config = config_of(objective=objective, guidance=24.0)

@@ -12,7 +12,7 @@ from tevlib.training.batch import Batch
 from tevlib.training.config import TrainConfig
 from tevlib.training.head_loss import PARTS, head_loss
 from tevlib.training.objectives import decay_weights, sample_anchors, token_loss, token_targets
-from tevlib.training.step import draw_keys, loss, plan
+from tevlib.training.step import draw_uniforms, loss, plan
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -29,7 +29,7 @@ def batch_of(ids, features, supervised) -> Batch:
 
 def token_step(target, drafter, batch, config):
     """Numerator (with its gradient) and denominator of the token loss of one step on one batch."""
-    keys = draw_keys(batch.lengths, batch.names)
+    keys = draw_uniforms(batch.lengths, batch.names)
     planned = plan(target, drafter, batch, [], config, keys)
     total, parts = loss(target, drafter, batch, planned, config, planned.denominators)
     weight = planned.denominators[PARTS.index("token")]

@@ -374,7 +374,7 @@ def test_every_sequence_of_every_step_draws_its_own_anchors(tmp_path, monkeypatc
     """No two sequences of a run draw with the same random numbers, and dealing them out to processes changes none."""
     target = make_target()
     texts = made(target)
-    real, draws = train_module.draw_keys, {}
+    real, draws = train_module.draw_uniforms, {}
 
     def run(ranks):
         found = []
@@ -387,7 +387,7 @@ def test_every_sequence_of_every_step_draws_its_own_anchors(tmp_path, monkeypatc
         for rank in range(ranks):
             drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
             with monkeypatch.context() as patch:
-                patch.setattr(train_module, "draw_keys", spy)
+                patch.setattr(train_module, "draw_uniforms", spy)
                 patch.setattr(train_module, "_sum", lambda _accelerator, packed: packed)
                 patch.setattr(train_module.Accelerator, "process_index", rank)
                 patch.setattr(train_module.Accelerator, "num_processes", ranks)

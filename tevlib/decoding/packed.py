@@ -1,31 +1,19 @@
 """Many trees of many sequences in one target pass: the sequences, and behind each all nodes of its trees.
 
 A node sees its sequence up to its tree's root, and its ancestors; trees do not see each other. The root is a token
-of the sequence (the anchor), so only the other nodes are added. Where a sequence's keys and values are kept from an
-earlier pass (`KeyStore`), the nodes alone go through the target.
+of the sequence (the anchor), so only the other nodes are added. Where the sequences' keys and values are known from an
+earlier pass (`read_sequences`), the nodes alone go through the target.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tevlib.decoding.target import Target
 from tevlib.trees.draft_tree import DraftTree
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Final hidden states of one packed pass: `nodes[i] [N_i, H]` for tree i, and the sequences' `features`.
-
-    `features [B, S, len(taps) * H]` are None where no pass over the sequences was made.
-    """
-
-    nodes: list[Tensor]
-    features: Tensor | None
 
 
 class SequenceKeys:
@@ -59,19 +47,44 @@ class KeyStore:
         self.limit, self.size = limit, 0
         self.kept: OrderedDict[int, Tensor] = OrderedDict()
 
-    def get(self, name: int) -> Tensor | None:
-        """`[layers, 2, heads, S, dim]` of sequence `name`, None where it is not kept."""
-        if name in self.kept:
-            self.kept.move_to_end(name)
-        return self.kept.get(name)
+    def keys(self, target: Target, ids: Tensor, lengths: list[int], names: list[int]) -> Tensor:
+        """What `read_sequences` gives for the sequences; those whose `names` are known are not passed again."""
+        unknown = [b for b, name in enumerate(names) if name not in self.kept]
+        store = torch.zeros(
+            (target.layers, 2, len(ids), target.kv_heads, max(lengths), target.head_dim),
+            dtype=target.dtype,
+            device=ids.device,
+        )
+        for b, name in enumerate(names):
+            if name in self.kept:
+                self.kept.move_to_end(name)
+                store[:, :, b, :, : lengths[b]] = self.kept[name]
+        if unknown:
+            sizes = [lengths[b] for b in unknown]
+            _, fresh = read_sequences(target, ids[unknown, : max(sizes)], sizes)
+            for i, b in enumerate(unknown):
+                own = fresh[:, :, i, :, : lengths[b]]
+                store[:, :, b, :, : lengths[b]] = own
+                self._put(names[b], own)
+        return store
 
-    def put(self, name: int, keys: Tensor) -> None:
-        if keys.nbytes > self.limit or name in self.kept:
+    def _put(self, name: int, keys: Tensor) -> None:
+        size = keys.numel() * keys.element_size()
+        if size > self.limit:
             return
-        self.kept[name] = keys
-        self.size += keys.nbytes
+        self.kept[name] = keys.clone()
+        self.size += size
         while self.size > self.limit:
             self.size -= self.kept.popitem(last=False)[1].nbytes
+
+
+def read_sequences(
+    target: Target, ids: Tensor, lengths: list[int], taps: tuple[int, ...] = ()
+) -> tuple[Tensor, Tensor]:
+    """Features `[B, S, len(taps) * H]` and keys and values `[layers, 2, B, heads, S, dim]` of padded `ids [B, S]`."""
+    cache = SequenceKeys(ids.shape[1], keep=True)
+    _, features = _pass_over_all(target, ids, lengths, [[] for _ in lengths], taps, cache)
+    return features, torch.stack(cache.kept)
 
 
 def packed_pass(
@@ -79,45 +92,23 @@ def packed_pass(
     ids: Tensor,
     lengths: list[int],
     trees: list[list[tuple[int, DraftTree]]],
-    taps: tuple[int, ...] = (),
-    names: list[int] | None = None,
-    store: KeyStore | None = None,
-) -> Scored:
-    """`Scored` states of the nodes of all `trees`, in the order given, sequence by sequence.
+    keys: Tensor | None = None,
+) -> list[Tensor]:
+    """Final hidden states `[N, H]` of the nodes of every tree, in the order given, sequence by sequence.
 
     `ids [B, S]` are sequences of `lengths` tokens, padded behind; `trees[b]` holds pairs (anchor, tree) for
-    sequence b, the anchor being the position of the tree's root. With a `store`, sequences whose `names` it knows are
-    not passed again (their features are not given then: the caller has them), and the others' keys are kept in it.
+    sequence b, the anchor being the position of the tree's root. With `keys`, what `read_sequences` gave for these
+    sequences, only the nodes are passed. Raises `ValueError` for a root that is not the token at its anchor.
     """
-    if store is not None and names is not None:
-        known = [b for b, name in enumerate(names) if store.get(name) is not None]
-        fresh = [b for b in range(len(ids)) if b not in known]
-        nodes: dict[int, list[Tensor]] = {}
-        for group, some in (("known", known), ("fresh", fresh)):
-            if not some:
-                continue
-            part = [trees[b] for b in some]
-            if group == "known":
-                keys = _padded([store.get(names[b]) for b in some], target)
-                states = _score_nodes(target, ids[some], part, keys)
-            else:
-                sizes = [lengths[b] for b in some]
-                length = max(sizes)
-                cache = SequenceKeys(length, keep=True)
-                states = _score_all(target, ids[some, :length], sizes, part, taps, cache).nodes
-                kept = torch.stack(cache.kept)
-                for i, b in enumerate(some):
-                    store.put(names[b], kept[:, :, i, :, : lengths[b]].clone())
-            counts = iter(states)
-            nodes |= {b: [next(counts) for _ in trees[b]] for b in some}
-        return Scored([state for b in range(len(ids)) for state in nodes[b]], None)
-    return _score_all(target, ids, lengths, trees, taps, SequenceKeys(ids.shape[1], keep=False))
+    if keys is not None:
+        return _pass_over_nodes(target, ids, trees, keys)
+    return _pass_over_all(target, ids, lengths, trees, (), SequenceKeys(ids.shape[1], keep=False))[0]
 
 
-def _score_all(target: Target, ids: Tensor, lengths: list[int], trees, taps, cache: SequenceKeys) -> Scored:
-    """One pass over [sequence; nodes]: the root's row is the sequence's at the anchor."""
+def _pass_over_all(target: Target, ids: Tensor, lengths: list[int], trees, taps, cache) -> tuple[list[Tensor], Tensor]:
+    """One pass over [sequence; nodes]: the root's row is the sequence's at the anchor. States, and features."""
     length, device = ids.shape[1], ids.device
-    tokens, positions, tails = _nodes(ids, trees, with_root=False)
+    tokens, positions, starts = _nodes(ids, trees, with_root=False)
     total = tokens.shape[1]
     visible = torch.zeros(len(ids), length + total, length + total, dtype=torch.bool, device=device)
     visible[:, :length, :length] = torch.ones(length, length, dtype=torch.bool, device=device).tril()
@@ -129,18 +120,18 @@ def _score_all(target: Target, ids: Tensor, lengths: list[int], trees, taps, cac
     hidden, features = target.forward(
         torch.cat([ids, tokens], 1), torch.cat([sequence, positions], 1), visible, cache, taps
     )
-    nodes = []
-    for b, (pairs, starts) in enumerate(zip(trees, tails, strict=True)):
-        for (anchor, tree), start in zip(pairs, starts, strict=True):
-            first = length + start
-            nodes.append(torch.cat([hidden[b, anchor : anchor + 1], hidden[b, first : first + len(tree) - 1]]))
-    return Scored(nodes, features[:, :length])
+    nodes = [
+        torch.cat([hidden[b, anchor : anchor + 1], hidden[b, length + start : length + start + len(tree) - 1]])
+        for b, pairs in enumerate(trees)
+        for (anchor, tree), start in zip(pairs, starts[b], strict=True)
+    ]
+    return nodes, features[:, :length]
 
 
-def _score_nodes(target: Target, ids: Tensor, trees, keys: Tensor) -> list[Tensor]:
+def _pass_over_nodes(target: Target, ids: Tensor, trees, keys: Tensor) -> list[Tensor]:
     """One pass over the nodes alone, roots included, behind known keys and values."""
     length, device = keys.shape[4], ids.device
-    tokens, positions, tails = _nodes(ids, trees, with_root=True)
+    tokens, positions, starts = _nodes(ids, trees, with_root=True)
     total = tokens.shape[1]
     visible = torch.zeros(len(ids), total, length + total, dtype=torch.bool, device=device)
     _open_trees(visible, trees, length, with_root=True)
@@ -148,8 +139,8 @@ def _score_nodes(target: Target, ids: Tensor, trees, keys: Tensor) -> list[Tenso
     hidden, _ = target.forward(tokens, positions, visible, PrefixKeys(keys), ())
     return [
         hidden[b, start : start + len(tree)]
-        for b, (pairs, starts) in enumerate(zip(trees, tails, strict=True))
-        for (_, tree), start in zip(pairs, starts, strict=True)
+        for b, pairs in enumerate(trees)
+        for (_, tree), start in zip(pairs, starts[b], strict=True)
     ]
 
 
@@ -159,7 +150,7 @@ def _nodes(ids: Tensor, trees, with_root: bool) -> tuple[Tensor, Tensor, list[li
     total = max((sum(len(tree) - first for _, tree in pairs) for pairs in trees), default=0)
     tokens = ids.new_zeros(len(ids), total)
     positions = ids.new_zeros(len(ids), total)
-    tails = []
+    places = []
     for b, pairs in enumerate(trees):
         starts, at = [], 0
         for anchor, tree in pairs:
@@ -170,8 +161,8 @@ def _nodes(ids: Tensor, trees, with_root: bool) -> tuple[Tensor, Tensor, list[li
             positions[b, at:end] = anchor + tree.depths[first:]
             starts.append(at)
             at = end
-        tails.append(starts)
-    return tokens, positions, tails
+        places.append(starts)
+    return tokens, positions, places
 
 
 def _open_trees(visible: Tensor, trees, length: int, with_root: bool) -> None:
@@ -186,12 +177,3 @@ def _open_trees(visible: Tensor, trees, length: int, with_root: bool) -> None:
             visible[b, rows, : anchor + (0 if with_root else 1)] = True
             visible[b, rows, at:end] = tree.ancestors[first:, first:]
             at = end
-
-
-def _padded(keys: list[Tensor], target: Target) -> Tensor:
-    """Keys and values of several sequences `[layers, 2, B, heads, longest, dim]`."""
-    longest = max(one.shape[3] for one in keys)
-    store = keys[0].new_zeros(target.layers, 2, len(keys), target.kv_heads, longest, target.head_dim)
-    for b, one in enumerate(keys):
-        store[:, :, b, :, : one.shape[3]] = one
-    return store

@@ -32,6 +32,7 @@ class TrainConfig:
     gain_share: str = "all"  # gain: all children, or the missing or present ones, or the root row alone
     gain_floor: float = 1e-3  # gain: nodes of smaller P(v) are skipped
     opd_decay: float = 0.8  # opd: of rejected tokens with depth (its published recipe)
+    online: bool = False  # features from a target pass in every step, not from the rollouts (the paper: online)
     key_store_gb: float = 0.0  # memory for the sequences' keys and values, so that only tree nodes pass the target
     validate_every: int = 1000
     save_every: int = 100

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
-from tevlib.decoding.packed import KeyStore, packed_pass
+from tevlib.decoding.packed import packed_pass
 from tevlib.decoding.target import Target
 from tevlib.training.batch import Batch
 from tevlib.trees.builders import best_first_tree
@@ -48,9 +48,12 @@ def grow(
     budget: int,
     temperature: float,
     every_row: bool = False,
-    store: KeyStore | None = None,
+    keys: Tensor | None = None,
 ) -> list[Grown]:
-    """A best-first tree of `budget` nodes at each of `anchors [B, A]` that is `kept [B, A]`, all scored in one pass."""
+    """A best-first tree of `budget` nodes at each of `anchors [B, A]` that is `kept [B, A]`, all scored in one pass.
+
+    `keys`: the sequences' own, from `packed.read_sequences`, so that only nodes are passed.
+    """
     blocks = block_embeddings(target, drafter, batch.ids.gather(1, anchors))
     rows = drafter(batch.features, blocks, anchors)[:, :, 1:].to(target.dtype)
     trees = {}
@@ -58,7 +61,7 @@ def grow(
         anchor = int(anchors[b, a])
         log_probs = torch.log_softmax(target.logits(rows[b, a]), dim=-1)
         trees[b, a] = anchor, best_first_tree(log_probs, budget, int(batch.ids[b, anchor]))
-    return score(target, batch, trees, temperature=temperature, every_row=every_row, store=store)
+    return score(target, batch, trees, temperature=temperature, every_row=every_row, keys=keys)
 
 
 @torch.no_grad()
@@ -69,14 +72,14 @@ def score(
     *,
     temperature: float,
     every_row: bool = False,
-    store: KeyStore | None = None,
+    keys: Tensor | None = None,
 ) -> list[Grown]:
     """`Grown` trees from `(row, column): (anchor, tree)`, in order of their places."""
     places = sorted(trees)
     by_row: list[list[tuple[int, DraftTree]]] = [[] for _ in range(len(batch.ids))]
     for place in places:
         by_row[place[0]].append(trees[place])
-    states = packed_pass(target, batch.ids, batch.lengths, by_row, names=batch.names, store=store).nodes
+    states = packed_pass(target, batch.ids, batch.lengths, by_row, keys)
     grown = []
     for place, hidden in zip(places, states, strict=True):
         tree = trees[place][1]

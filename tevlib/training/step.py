@@ -6,13 +6,13 @@ denominators of the means, which are pooled over processes and accumulated batch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
-from tevlib.decoding.packed import KeyStore
+from tevlib.decoding.packed import KeyStore, read_sequences
 from tevlib.decoding.target import Target
 from tevlib.training.batch import Batch
 from tevlib.training.config import TrainConfig
@@ -52,12 +52,31 @@ class Plan:
     root_exit: float = 0.0
 
 
-def draw_keys(lengths: list[int], seeds: list[int]) -> Tensor:
-    """Uniform random keys `[B, S]`, row i a function of `seeds[i]` alone, so that no batch or process changes it."""
-    keys = torch.full((len(lengths), max(lengths)), 2.0)
+def read(
+    target: Target, drafter: DFlashDraftModel, batch: Batch, config: TrainConfig, store: KeyStore | None
+) -> tuple[Batch, Tensor | None]:
+    """The batch with its features, and the sequences' keys and values where they are known or needed.
+
+    With `config.online` both come from one target pass now; else features are those of the rollouts, and keys are
+    what `store` keeps, if there is one.
+    """
+    if config.online:
+        features, keys = read_sequences(target, batch.ids, batch.lengths, drafter.taps)
+        inside = torch.arange(features.shape[1], device=features.device) < torch.tensor(
+            batch.lengths, device=features.device
+        ).sub(1).unsqueeze(1)  # the last token's is never read: it is zero in rollouts too
+        return replace(batch, features=features.clone() * inside[..., None]), keys
+    if store is None or config.losses().keys() <= {"token"}:
+        return batch, None
+    return batch, store.keys(target, batch.ids, batch.lengths, batch.names)
+
+
+def draw_uniforms(lengths: list[int], seeds: list[int]) -> Tensor:
+    """Uniform random numbers `[B, S]`, row i a function of `seeds[i]` alone, so that no batch or process changes it."""
+    draws = torch.full((len(lengths), max(lengths)), 2.0)
     for row, (length, seed) in enumerate(zip(lengths, seeds, strict=True)):
-        keys[row, :length] = torch.rand(length, generator=torch.Generator().manual_seed(stream_seed(seed, 0)))
-    return keys
+        draws[row, :length] = torch.rand(length, generator=torch.Generator().manual_seed(stream_seed(seed, 0)))
+    return draws
 
 
 def plan(
@@ -66,13 +85,16 @@ def plan(
     batch: Batch,
     rollouts: list[Rollout],
     config: TrainConfig,
-    keys: Tensor,
-    store: KeyStore | None = None,
+    draws: Tensor,
+    prefix: Tensor | None = None,
 ) -> Plan:
-    """The `Plan` of a batch of `rollouts` on the target's device, all randomness from `keys [B, S]`. No gradient."""
+    """The `Plan` of a batch of `rollouts` on the target's device, all randomness from `draws [B, S]`. No gradient.
+
+    `prefix`: the sequences' keys and values, where they are known.
+    """
     if config.objective == "opd":
-        return _plan_opd(target, drafter, batch, rollouts, config, keys, store)
-    anchors, kept = sample_anchors(batch.supervised, config.anchors, keys)
+        return _plan_opd(target, drafter, batch, rollouts, config, draws, prefix)
+    anchors, kept = sample_anchors(batch.supervised, config.anchors, draws)
     labels, weights = token_targets(batch.ids, batch.supervised, anchors, kept, drafter.depth, config.gamma)
     entries, denominators = [], torch.zeros(len(PARTS))
     losses = config.losses()
@@ -81,7 +103,7 @@ def plan(
         entries.append(taught)
     mixture, grown = None, []
     if guidance := losses.keys() & {"exit", "prefix", "gain"}:
-        columns = _smallest(keys.to(anchors.device).gather(1, anchors), kept, config.trees)
+        columns = _smallest(draws.to(anchors.device).gather(1, anchors), kept, config.trees)
         with torch.autocast(target.device.type, torch.bfloat16, enabled=config.autocast):
             grown = grow(
                 target,
@@ -92,7 +114,7 @@ def plan(
                 budget=config.tree_budget,
                 temperature=config.tree_temperature,
                 every_row="gain" in guidance,
-                store=store,
+                keys=prefix,
             )
         width, depths = anchors.shape[1], drafter.depth
         guides = [Guide(g.law, (g.row * width + int(columns[g.row, g.column])) * depths, depths) for g in grown]
@@ -116,11 +138,11 @@ def plan(
     )
 
 
-def _plan_opd(target, drafter, batch: Batch, rollouts, config: TrainConfig, keys: Tensor, store) -> Plan:
+def _plan_opd(target, drafter, batch: Batch, rollouts, config: TrainConfig, draws: Tensor, prefix) -> Plan:
     """Rounds that the drafter, as it is now, plays from a random place of each response; the first is not used."""
     rounds = []
     with torch.autocast(target.device.type, torch.bfloat16, enabled=config.autocast):
-        for rollout, key in zip(rollouts, keys[:, 0].tolist(), strict=True):
+        for rollout, key in zip(rollouts, draws[:, 0].tolist(), strict=True):
             start = rollout.prompt_length + int(key * max(0, len(rollout.ids) - rollout.prompt_length - 2))
             rounds.append(replay(target, drafter, rollout, start=start, most=config.anchors + 1)[1:])
     width = max(1, *(len(r) for r in rounds))
@@ -131,7 +153,7 @@ def _plan_opd(target, drafter, batch: Batch, rollouts, config: TrainConfig, keys
         for a, one in enumerate(played):
             anchors[b, a], kept[b, a] = one.anchor, True
             chains[b, a] = one.anchor, one.chain.to(target.device)
-    scored = score(target, batch, chains, temperature=1.0, every_row=True, store=store) if chains else []
+    scored = score(target, batch, chains, temperature=1.0, every_row=True, keys=prefix) if chains else []
     depths = drafter.depth
     played = [
         Played(Guide(g.law, (g.row * width + g.column) * depths, depths), g.logits, one.accepted, one.correction)

@@ -26,7 +26,7 @@ from tevlib.training.config import TrainConfig
 from tevlib.training.evaluate import held_out_laws
 from tevlib.training.head_loss import PARTS
 from tevlib.training.rollouts import Rollout
-from tevlib.training.step import draw_keys, loss, plan
+from tevlib.training.step import draw_uniforms, loss, plan, read
 from tevlib.trees.seeds import stream_seed
 
 LOG_EVERY = 10  # steps
@@ -138,8 +138,9 @@ def _step(
         texts = [rollouts[picked[slot]] for slot in some]
         batch = collate(texts, [picked[slot] for slot in some]).to(target.device)
         seeds = [stream_seed(config.seed, step * config.sequences + slot) for slot in some]
-        keys = draw_keys(batch.lengths, seeds)
-        planned.append((batch, plan(target, drafter, batch, texts, config, keys, store)))
+        batch, prefix = read(target, drafter, batch, config, store)
+        draws = draw_uniforms(batch.lengths, seeds)
+        planned.append((batch, plan(target, drafter, batch, texts, config, draws, prefix)))
     sums = torch.zeros(len(PARTS) + 3)
     for _, one in planned:
         sums[: len(PARTS)] += one.denominators
