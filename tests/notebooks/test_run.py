@@ -53,6 +53,18 @@ def test_decode_cell(tiny_cell, home):
     assert outcome(cell)["status"] == "finished"
 
 
+def test_training_cost(tiny, home):
+    """Steps of every objective, both ways, and both ways of generating are timed; the token loss is its own unit."""
+    parameters = {
+        "target": str(tiny / "target"), "drafter": str(tiny / "drafter-tiny"), "dtype": "float32", "sequences": 2,
+        "response_tokens": 12, "anchors": 4, "trees": 2, "tree_budget": 5, "repeats": 2, "rows": 2,
+        "rollout_prompts": 3, "rollout_tokens": 4,
+    }  # fmt: skip
+    shown = outputs(run_notebook("23_training_cost", parameters, timeout=120))
+    for words in ("cached", "online", "peak_gb", "gain", "opd", "ratio to generate", ">1.00<"):
+        assert words in shown
+
+
 def test_table4(home, record_of, monkeypatch):
     """The table notebook reads records, shows paper, ours, difference and the audit, and writes the files."""
     monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)

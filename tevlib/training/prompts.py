@@ -28,7 +28,7 @@ def rollout_prompts(
     """
     wanted = n - self_made
     if source == "offline":
-        texts = [p.turns[0] for p in training_prompts(min(2 * wanted, 8000), seed)]
+        texts = [p.turns[0] for p in training_prompts(min(2 * wanted + 100, 8000), seed)]
     else:
         texts = [p.turns[0] for p in load_prompts(source)]
     short = _short(target, texts, max_prompt_tokens)[:wanted]
