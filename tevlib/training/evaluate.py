@@ -20,10 +20,14 @@ from tevlib.trees.exit_law import ExitLaw, exit_law
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Exact values on held-out contexts `[contexts]`: 1 + C_p (tokens), and w(root), the mass that leaves at once."""
+    """Exact values on held-out contexts `[contexts]`: 1 + C_p (tokens), and w(root), the mass that leaves at once.
+
+    `texts` says which response each context lies in: those of one response are alike.
+    """
 
     ceilings: torch.Tensor
     root_exits: torch.Tensor
+    texts: torch.Tensor
 
 
 @torch.inference_mode()
@@ -43,7 +47,8 @@ def held_out_laws(
     """
     per_text = -(-contexts // len(held_out))
     found: dict[tuple[int, float], list] = {(b, t): [] for b in budgets for t in temperatures}
-    for rollout in held_out:
+    texts: list[int] = []
+    for text, rollout in enumerate(held_out):
         response = len(rollout.ids) - rollout.prompt_length
         anchors = sorted({rollout.prompt_length + i * response // per_text for i in range(per_text)}, reverse=True)
         ids = rollout.ids.to(target.device)
@@ -52,6 +57,7 @@ def held_out_laws(
         context = drafter.new_cache(len(ids) + drafter.block_size)
         drafter.append_context(context, features)
         for anchor in anchors:  # backwards, so that a shorter context is what remains of a longer one
+            texts.append(text)
             cache.keep_first(anchor)
             context.keep_first(anchor)
             rows = drafter.draft(context, block_embeddings(target, drafter, ids[anchor]))
@@ -62,7 +68,7 @@ def held_out_laws(
                 n = min(budget + 1, len(tree))
                 law = exit_law(tree.prefix(n), logits[:n], temperature)
                 found[budget, temperature].append((1 + float(law.coverage), float(law.w[0])))
-    return {key: HeldOut(*torch.tensor(values).T) for key, values in found.items()}
+    return {key: HeldOut(*torch.tensor(values).T, torch.tensor(texts)) for key, values in found.items()}
 
 
 def held_out_tree(
