@@ -65,6 +65,20 @@ def test_training_cost(tiny, home):
         assert words in shown
 
 
+def test_compare_objectives(tiny, home, tmp_path):
+    """Variants and seeds are trained, compared with the reference, written down and drawn."""
+    parameters = {
+        "target": str(tiny / "target"), "drafter": str(tiny / "drafter-tiny"), "source": str(tiny / "chat.jsonl"),
+        "dtype": "float32", "variants": ["finetune", "gain"], "seeds": [0], "prompts": 2, "self_made": 0,
+        "max_prompt_tokens": 500, "rollout_tokens": 12, "greedy_share": 0.0, "held_out": 1, "steps": 2,
+        "sequences": 1, "anchors": 4, "trees": 2, "contexts": 4, "budgets": [4], "temperatures": [1.0],
+        "out": str(tmp_path / "objectives"),
+    }  # fmt: skip
+    shown = outputs(run_notebook("24_compare_objectives", parameters, timeout=120))
+    assert "B4_T1" in shown and "<picture>" in shown
+    assert (tmp_path / "objectives" / "objectives.csv").read_text().count("\n") == 2
+
+
 def test_table4(home, record_of, monkeypatch):
     """The table notebook reads records, shows paper, ours, difference and the audit, and writes the files."""
     monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
