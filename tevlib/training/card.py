@@ -30,8 +30,9 @@ def drafter_card(
     last: dict,
     taus: list[dict],
     commit: str,
+    init: str = "",
 ) -> str:
-    """The Markdown card. `last` is the last metrics row of training; `taus` rows of suite, temperature, budget, tau."""
+    """The Markdown card. `init` is where training started, empty for the target's own layers; `last` is the last metrics row of training; `taus` rows of suite, temperature, budget, tau."""
     parameters = sum(p.numel() for p in drafter.parameters())
     ceilings = [
         (*key.removeprefix("ceiling_B").split("_T"), f"{v:.3f}") for key, v in last.items() if key.startswith("ceiling")
@@ -51,7 +52,8 @@ def drafter_card(
             "## Training",
             "",
             f"{supervised_tokens:,} tokens that the target wrote itself, {config.steps:,} steps on {processes} "
-            f"process(es), code at commit `{commit}`."
+            f"process(es), code at commit `{commit}`. "
+            + (f"It started from `{init}`." if init else "It started from the target's own last layers.")
             + (" None of the four suites' prompts is among the training prompts." if data.source == "offline" else ""),
             "",
             _table(["data", "value"], list(asdict(data).items())),
