@@ -32,7 +32,11 @@ def drafter_card(
     commit: str,
     init: str = "",
 ) -> str:
-    """The Markdown card. `init` is where training started, empty for the target's own layers; `last` is the last metrics row of training; `taus` rows of suite, temperature, budget, tau."""
+    """The Markdown card.
+
+    `init` is where training started, empty for the target's own layers; `last` is the last metrics row of training;
+    `taus` are rows of suite, temperature, budget and tau.
+    """
     parameters = sum(p.numel() for p in drafter.parameters())
     ceilings = [
         (*key.removeprefix("ceiling_B").split("_T"), f"{v:.3f}") for key, v in last.items() if key.startswith("ceiling")
