@@ -12,7 +12,7 @@ def synthetic_record(cell, **changed):
     }  # fmt: skip
     responses = [row | {"id": f"p/{i}"} for i in range(3)]
     return {
-        "hash": cell.hash12(), "profile": cell.profile, "table": cell.table, "cell": cell.fields(),
+        "hash": cell.hash12(), "cell": cell.fields(),
         "metrics": summarise(responses, resamples=50), "device": {"name": "a cpu", "threads": 2},
         "target": {"revision": "r1"}, "drafter": {"block_size": 4}, "provenance": {}, "wall_s": 1.0,
         "started_at": "2026-01-01T00:00:00+00:00", "responses": responses,

@@ -129,7 +129,7 @@ def _write_tables(options: argparse.Namespace) -> None:
         paths = write_table(found, home() / "data" / "tables")
         print("\n" + found.attrs["caption"], markdown(layout(found)), markdown(audit_columns(found)), sep="\n\n")
         print("\ntable:  ", *(str(path) for path in paths))
-        print("records:", home() / "data" / "results" / name)
+        print("records:", home() / "data" / "results")
     print("notebooks as they ran:", home() / "runs" / planned[0].profile)
 
 

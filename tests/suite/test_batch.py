@@ -176,3 +176,19 @@ def test_cells_run_in_the_notebook(tiny_cell, home):
         assert run_cells([cell]).skipped == 1
     finally:
         batch.run_notebook = original
+
+
+def test_what_tables_share_is_run_once(tiny_cell, home, record_of):
+    """Two tables' cells that are the same work have one record; each table sees it as its own cell."""
+    cells = [tiny_cell(table="table2", role="original"), tiny_cell(table="table4", role="base"), tiny_cell(seed=1)]
+    ran = []
+
+    def run(cell, output):
+        ran.append((cell.table, cell.seed))
+        write_record(record_path(cell), record_of(cell))
+
+    summary = run_cells(cells, run=run)
+    assert ran == [("table2", 0), ("table4", 1)] and (summary.ran, summary.skipped) == (2, 0)
+    assert run_cells(cells, run=run).skipped == 2
+    assert [outcome(cell)["cell"] for cell in cells] == [cell.fields() for cell in cells]
+    assert {outcome(cell)["status"] for cell in cells} == {"finished"}

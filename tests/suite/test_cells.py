@@ -107,9 +107,9 @@ def test_every_field_and_file_decides_the_hash(tiny_cell, tiny):
         "verifier": "predraw",
         "top_p": 0.9,
         "repeats": 2,
-        "profile": "other",
         "prompts": 1,
     }
+    assert {tiny_cell(**{key: "other"}).hash12() for key in ("profile", "table", "role")} == {before}
     assert len({before} | {tiny_cell(**{key: value}).hash12() for key, value in changes.items()}) == 1 + len(changes)
     for file, decides in (
         ("drafter-tiny/config.json", True),

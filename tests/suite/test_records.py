@@ -34,7 +34,7 @@ def test_a_cell_without_a_file_is_not_run(tiny_cell):
         lambda text: text[: len(text) // 2],
         lambda text: "",
         lambda text: "[]",
-        lambda text: text.replace('"schema_version": 1', '"schema_version": 99'),
+        lambda text: text.replace('"schema_version": 2', '"schema_version": 99'),
         lambda text: text.replace('"metrics"', '"metrcis"'),
         lambda text: text.replace('"hash": "', '"hash": "0'),
         lambda text: "\x00" * 40,

@@ -50,9 +50,10 @@ def run_cells(
     """
     run = run or (lambda cell, output: _run_in_notebook(cell, output, timeout))
     summary = Summary()
-    hashes = {cell: cell.hash12() for cell in cells}
-    waiting = [cell for cell in cells if read_record(record_path(cell, hashes[cell])) is None]
-    summary.skipped = len(cells) - len(waiting)
+    work = {cell.hash12(): cell for cell in reversed(cells)}  # cells that tables share are done once, for the first
+    hashes = {cell: hash12 for hash12, cell in reversed(work.items())}
+    waiting = [cell for cell in hashes if read_record(record_path(cell, hashes[cell])) is None]
+    summary.skipped = len(hashes) - len(waiting)
     if not waiting:
         return summary
     with tqdm(total=len(waiting), unit="cell", mininterval=1, smoothing=0.1) as bar:
@@ -73,7 +74,7 @@ def run_cells(
 def _one(cell: Cell, hash12: str, run: Callable[[Cell, Path], None], wait: bool, summary: Summary) -> bool | None:
     """Whether `cell` is finished (True) or failed (False) now; None where another runner has it and `wait` is False."""
     path = record_path(cell, hash12)
-    with held(f"{cell.table}-{hash12}", wait) as mine:
+    with held(hash12, wait) as mine:
         if not mine:
             return None
         with held(f"machine-{socket.gethostname()}", wait=True):
@@ -90,7 +91,7 @@ def _one(cell: Cell, hash12: str, run: Callable[[Cell, Path], None], wait: bool,
         summary.ran += 1
         return True
     if not failed_path(path).is_file():  # the cell itself got no chance to write one
-        body = {"hash": hash12, "profile": cell.profile, "table": cell.table, "cell": cell.fields(), "error": error}
+        body = {"hash": hash12, "cell": cell.fields(), "error": error}
         write_failure(path, body)
     tqdm.write(f"FAILED {cell}: {error}")
     summary.failures.append((cell, error))

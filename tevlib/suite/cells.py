@@ -1,7 +1,8 @@
 """A cell is one row of work: what is decoded with what. Profiles are lists of cells, written as YAML.
 
-A cell's hash names its record. It covers everything that decides the result: the cell's fields, the drafter's and
-target's files, and the meaning of the code; editing a comment or a docstring leaves it as it was.
+A cell's hash names its record. It covers everything that decides the result: what is done, the drafter's and target's
+files, and the meaning of the code; editing a comment or a docstring leaves it as it was. Which table wants it decides
+nothing: a cell that several tables share is run once.
 """
 
 import dataclasses
@@ -80,10 +81,15 @@ class Cell:
         """The fields as a JSON-ready dict; `Cell(**cell.fields()) == cell`."""
         return dataclasses.asdict(self)
 
+    def work(self) -> dict:
+        """The fields that decide what is done: cells of two tables that are the same work share one record."""
+        work = {name: value for name, value in self.fields().items() if name not in ("profile", "table", "role")}
+        return work | {"temperature": float(self.temperature), "top_p": float(self.top_p)}
+
     def hash12(self) -> str:
         """The first 12 hex digits of the digest of everything that decides this cell's result."""
         known = {
-            "cell": self.fields() | {"temperature": float(self.temperature), "top_p": float(self.top_p)},
+            "cell": self.work(),
             "files": {name: _content(getattr(self, name)) for name in ("drafter", "target", "suite")},
             "code": code_digest(repository() / "notebooks" / f"{NOTEBOOK}.ipynb"),
         }

@@ -63,8 +63,6 @@ def run_decode_cell(cell: Cell) -> dict:
     responses, rounds = _decode_all(cell, target, drafter, prompts, home() / "runs" / cell.profile / hash12)
     body = {
         "hash": hash12,
-        "profile": cell.profile,
-        "table": cell.table,
         "cell": cell.fields(),
         "metrics": summarise(responses),
         "device": device(target),

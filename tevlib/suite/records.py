@@ -1,8 +1,8 @@
 """One JSON file for each finished cell: the resume token, and all that tables read.
 
-    data/results/<table>/<hash12>.json            a finished cell
-    data/results/<table>/<hash12>.rounds.parquet  its rounds, one row each
-    data/results/<table>/<hash12>.failed.json     a cell that ended in an error
+    data/results/<hash12>.json            a finished cell
+    data/results/<hash12>.rounds.parquet  its rounds, one row each
+    data/results/<hash12>.failed.json     a cell that ended in an error
 
 The JSON is written last and in one step, so a file that exists is whole; one that is not (a full disk, an edit by hand)
 counts as absent, with a warning, and its cell is done again.
@@ -18,9 +18,9 @@ from pathlib import Path
 from tevlib.suite.cells import Cell
 from tevlib.suite.paths import home
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _FINISHED = {
-    "schema_version": int, "status": str, "hash": str, "profile": str, "table": str, "cell": dict, "metrics": dict,
+    "schema_version": int, "status": str, "hash": str, "cell": dict, "metrics": dict,
     "device": dict, "target": dict, "drafter": dict, "provenance": dict, "started_at": str, "wall_s": float,
     "responses": list,
 }  # fmt: skip
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 def record_path(cell: Cell, hash12: str | None = None) -> Path:
     """Where the record of `cell` lies once it is finished."""
-    return home() / "data" / "results" / cell.table / f"{hash12 or cell.hash12()}.json"
+    return home() / "data" / "results" / f"{hash12 or cell.hash12()}.json"
 
 
 def failed_path(record: Path) -> Path:
@@ -83,11 +83,14 @@ def read_record(path: Path) -> dict | None:
 
 
 def outcome(cell: Cell) -> dict:
-    """The record of `cell`, or `{"status": "failed" | "not run", "cell": ..., "error": ...}`."""
+    """The record of `cell`, or `{"status": "failed" | "not run", "cell": ..., "error": ...}`.
+
+    `cell` in it is the one asked for: the record may have been made for another table.
+    """
     path = record_path(cell)
     if record := read_record(path):
-        return record
-    missing = {"status": "not run", "profile": cell.profile, "table": cell.table, "cell": cell.fields(), "error": None}
+        return record | {"cell": cell.fields()}
+    missing = {"status": "not run", "cell": cell.fields(), "error": None}
     try:
         failure = json.loads(failed_path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
