@@ -9,7 +9,7 @@ from tevlib import __version__
 from tevlib.suite.names import check_name, did_you_mean
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
-TABLES = ("2", "4")
+TABLES = ("1", "2", "4", "5")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

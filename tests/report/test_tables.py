@@ -131,6 +131,38 @@ def test_markdown_is_a_plain_grid():
     assert len({line.count("|") for line in lines}) == 1 and "MT-Bench SR" in lines[0]
 
 
+def test_tables_1_and_5_have_methods_as_rows():
+    """Drafter, builder and verifier differ by method; the paper's numbers stand at its own methods, models, budgets."""
+    how = {
+        "ddtree": {"verifier": "predraw"},
+        "exit": {"verifier": "tev"},
+        "dflash_chain": {"verifier": "predraw", "builder": "chain"},
+        "autoregressive": {"verifier": "tev", "budget": 0},
+    }
+    outcomes = [
+        finished(suite, role=role, table="table1", temperature=t, target=target, **changes)
+        for t in (0.0, 1.0)
+        for target in ("Qwen/Qwen3-8B", "data/some-target")
+        for role, changes in how.items()
+        for suite in SUITES
+    ]
+    table = decode_table("table1", outcomes)
+    rows = table[table["suite"] == "average"].set_index(["temperature", "target", "role"])["paper_tau"]
+    assert rows[1.0, "Qwen/Qwen3-8B", "exit"] == 7.65 and rows[0.0, "data/some-target", "ddtree"] == 7.80
+    assert rows[:, :, "dflash_chain"].isna().all() and rows[:, :, "autoregressive"].isna().all()
+    assert ("0", "Qwen3-8B", "ExitTrain + TEV", "ours") in layout(table).index
+    del how["autoregressive"]
+    budgets = [
+        finished(suite, role=role, table="table5", temperature=1.0, **changes | {"budget": budget})
+        for budget in (16, 32, 128)
+        for role, changes in how.items()
+        for suite in SUITES
+    ]
+    rows = decode_table("table5", budgets)
+    rows = rows[rows["suite"] == "average"].set_index(["budget", "role"])["paper_tau"]
+    assert rows[128, "exit"] == 8.37 and rows[32, "ddtree"] == 6.77 and rows[16].isna().all()
+
+
 def test_table_2_has_its_rows_and_marks_what_the_paper_has_not():
     """One block per temperature and objective; the paper's numbers there; opd and gain are extra."""
     outcomes = [

@@ -65,11 +65,19 @@ def test_profiles_expand_to_valid_distinct_cells(monkeypatch):
     assert paper == {"mt_bench": (80, 2), "humaneval": (164, 3), "gsm8k": (128, 3), "math500": (128, 3)}
 
 
+METHODS = (
+    "tables: {{table1: {{methods: {{a: {{{}}}}}, budgets: [1], temperatures: [1.0], suites: {{gsm8k: {{prompts: 1}}}}, "
+    "target: t, builder: chain, dtype: float32, top_p: 1, top_k: 0, seed: 0, max_new_tokens: 1}}}}"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("tables: {table4: {budgte: 3}}", "unknown key 'budgte'"),
         ("tables: {table4: {budgets: [3]}}", "lacks"),
+        (METHODS.format("drafter: d"), "lacks verifier"),
+        (METHODS.format("drafer: d"), "'drafer'; did you mean 'drafter'"),
         ("tabels: {}", "unknown key 'tabels'; did you mean 'tables'"),
         ("[1", "not YAML"),
     ],
@@ -80,6 +88,31 @@ def test_bad_profiles_are_refused(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
         load_profile(str(path))
+
+
+def test_methods_are_rows_of_their_own(tmp_path, tiny):
+    """A table of methods: each with its drafter, verifier and what else differs; blocks of a list follow each other."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"""
+        defaults: {{builder: best_first, dtype: float32, top_p: 1.0, top_k: 0, seed: 0, max_new_tokens: 8, budgets: [6],
+                    temperatures: [0.0, 1.0], suites: {{gsm8k: {{prompts: 2}}}}, target: "{tiny / "target"}"}}
+        tables:
+          table1:
+          - methods:
+              ddtree: {{drafter: "{tiny / "drafter-tiny"}", verifier: predraw}}
+              chain: {{drafter: "{tiny / "drafter-tiny"}", verifier: predraw, builder: chain}}
+          - temperatures: [1.0]
+            methods:
+              plain: {{drafter: "{tiny / "drafter-tiny"}", verifier: tev, budget: 0}}
+        """
+    )
+    rows = [(c.temperature, c.role, c.builder, c.verifier, c.budget) for c in load_profile(str(path))]
+    assert rows == [
+        (0.0, "ddtree", "best_first", "predraw", 6), (0.0, "chain", "chain", "predraw", 6),
+        (1.0, "ddtree", "best_first", "predraw", 6), (1.0, "chain", "chain", "predraw", 6),
+        (1.0, "plain", "best_first", "tev", 0),
+    ]  # fmt: skip
 
 
 def test_unknown_profiles_and_tables_are_answered_with_the_nearest(monkeypatch):

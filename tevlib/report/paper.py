@@ -6,6 +6,14 @@ from pathlib import Path
 
 import yaml
 
+MODELS = {  # targets -> Table 1's rows; every other target stands beside the paper's main one
+    "Qwen/Qwen3-4B": "Qwen3-4B",
+    "Qwen/Qwen3-8B": "Qwen3-8B",
+    "meta-llama/Llama-3.1-8B-Instruct": "LLaMA-3.1-8B",
+    "google/gemma-4-12b-it": "Gemma-4-12B-IT",
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": "Qwen3-Coder-30B-A3B",
+}
+METHODS = {"ddtree": "DDTree", "opd": "Draft-OPD", "exit": "ExitTrain + TEV"}  # our roles -> rows of Tables 1 and 5
 VERIFIERS = {"predraw": "Predraw", "tev": "TEV"}
 DRAFTERS = {"original": "Original DFlash", "exit": "Exit-trained DFlash"}  # our roles -> Table 4's rows
 OBJECTIVES = {  # our roles -> Table 2's rows
@@ -25,7 +33,7 @@ def paper_numbers() -> dict:
 def paper_value(table: str, cell: Mapping, column: str, metric: str) -> float | None:
     """The paper's `speedup` or `tau` in `column` (a suite or `average`) of the row where `cell` stands; None if none.
 
-    `cell` has the fields of a `Cell` that name a row of `table` ("table2", "table4").
+    `cell` has the fields of a `Cell` that name a row of `table` (all but "table3").
     """
     numbers = paper_numbers()
     wanted = _ROWS[table](cell)
@@ -38,6 +46,16 @@ def paper_value(table: str, cell: Mapping, column: str, metric: str) -> float | 
 
 
 _ROWS = {
+    "table1": lambda cell: {
+        "model": MODELS.get(cell["target"], "Qwen3-4B"),
+        "method": METHODS.get(cell["role"]),
+        "temperature": cell["temperature"],
+    },
     "table2": lambda cell: {"objective": OBJECTIVES.get(cell["role"]), "temperature": cell["temperature"]},
+    "table5": lambda cell: {
+        "budget": cell["budget"],
+        "method": METHODS.get(cell["role"]),
+        "temperature": cell["temperature"],
+    },
     "table4": lambda cell: {"drafter": DRAFTERS.get(cell["role"]), "verifier": VERIFIERS.get(cell["verifier"])},
 }

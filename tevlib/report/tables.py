@@ -17,6 +17,15 @@ SUITE_NAMES = {
 }
 METRICS = {"speedup": "SR", "tau": "τ"}
 VERIFIER_NAMES = VERIFIERS | {"sequential_residual": "Sequential residual", "greedy": "Greedy"}
+METHOD_NAMES = {
+    "ddtree": "DDTree",
+    "opd": "Draft-OPD",
+    "exit": "ExitTrain + TEV",
+    "gain": "Gain + TEV (ours, not the paper's)",
+    "dflash_chain": "DFlash, greedy chain (not in the paper's tables)",
+    "sampled_chain": "DFlash, sampled chain (not in the paper's tables)",
+    "autoregressive": "Root alone, no draft (not in the paper's tables)",
+}
 OBJECTIVE_NAMES = {
     "original": "Original drafter",
     "finetune": "Finetuned, token loss alone",
@@ -41,6 +50,7 @@ class Table:
     keys: dict[str, str]
     paper_setting: str
     roles: dict[str, str] = field(default_factory=dict)  # how roles are called; others: role and drafter
+    methods: bool = False  # a role is a method: drafter, builder, verifier and, but for Table 5, budget are its own
 
     @property
     def number(self) -> str:
@@ -48,6 +58,14 @@ class Table:
 
 
 TABLES = {
+    "table1": Table(
+        "table1",
+        "methods",
+        {"temperature": "T", "target": "Model", "role": "Method"},
+        "Qwen3-4B with B = 64 on an H20",
+        METHOD_NAMES,
+        methods=True,
+    ),
     "table2": Table(
         "table2",
         "training objectives, from one drafter, on the same data and steps",
@@ -60,6 +78,14 @@ TABLES = {
         "drafters crossed with verifiers",
         {"role": "Drafter", "verifier": "Verifier"},
         "Qwen3-4B with B = 64 on an H20 (original: released DFlash, exit: exit-trained)",
+    ),
+    "table5": Table(
+        "table5",
+        "tree budgets",
+        {"temperature": "T", "budget": "B", "role": "Method"},
+        "Qwen3-4B on an H20",
+        METHOD_NAMES,
+        methods=True,
     ),
 }
 
@@ -192,7 +218,8 @@ def _average(keys: dict, block: pd.DataFrame) -> pd.DataFrame:
 
 def _refuse_mix(table: Table, outcomes: Sequence[dict]) -> None:
     for name in CELL_FIELDS:
-        if name not in table.keys and name != "role":
+        own = {"role", "builder", "verifier", "budget"} if table.methods else {"role"}
+        if name not in table.keys and name not in own:
             _one_value(table, name, [o["cell"][name] for o in outcomes])
     records = [o for o in outcomes if o["status"] == "finished"]
     _one_value(table, "schema_version", [r["schema_version"] for r in records])
@@ -212,12 +239,15 @@ def _caption(table: Table, outcomes: Sequence[dict]) -> str:
         device = records[0]["device"]
         machine = device["name"] + (f", {device['threads']} threads" if device["threads"] else "")
     verifier = VERIFIER_NAMES.get(cell["verifier"], cell["verifier"])
-    fixed = [f"builder {cell['builder']}", f"B = {cell['budget']}"]
+    fixed = [f"target {cell['target']}"] if "target" not in table.keys else []
+    fixed += [cell["dtype"]]
+    fixed += [f"builder {cell['builder']}"] if not table.methods else []
+    fixed += [f"B = {max(o['cell']['budget'] for o in outcomes)}"] if "budget" not in table.keys else []
     fixed += [f"T = {cell['temperature']:g}"] if "temperature" not in table.keys else []
-    fixed += [f"verifier {verifier}"] if "verifier" not in table.keys else []
+    fixed += [f"verifier {verifier}"] if "verifier" not in table.keys and not table.methods else []
     text = (
-        f"Table {table.number}, {table.title}; profile {cell['profile']}: target {cell['target']} in {cell['dtype']}, "
-        f"{', '.join(fixed)}, at most {cell['max_new_tokens']} new tokens; {machine}. "
+        f"Table {table.number}, {table.title}; profile {cell['profile']}: {', '.join(fixed)}, at most "
+        f"{cell['max_new_tokens']} new tokens; {machine}. "
         "SR: autoregressive over speculative seconds per token; τ: mean block length, bonus included."
     )
     if cell["profile"] != "paper":
@@ -231,6 +261,8 @@ def _names(table: Table, keys: dict, drafter: str) -> list[str]:
         "role": lambda role: table.roles.get(role, f"{role} ({Path(drafter).name})"),
         "verifier": lambda verifier: VERIFIER_NAMES.get(verifier, verifier),
         "temperature": lambda temperature: f"{temperature:g}",
+        "target": lambda target: Path(target).name,
+        "budget": str,
     }
     return [shown[key](value) for key, value in keys.items()]
 

@@ -123,13 +123,20 @@ def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Cell]:
     return [cell for table in wanted for cell in _expand(path.stem, table, written.get("defaults") or {}, known[table])]
 
 
-def _expand(profile: str, table: str, defaults: dict, body: dict) -> list[Cell]:
-    """One cell for each target, drafter, temperature, budget, verifier and suite of a table's YAML body."""
+def _expand(profile: str, table: str, defaults: dict, body: dict | list) -> list[Cell]:
+    """The cells of a table's YAML body, or of each of a list of them: every temperature, budget, row and suite.
+
+    A body's rows are its `methods` (each a mapping with a drafter and, where it differs, verifier, builder, budget and
+    the like), or every one of its `drafters` with every one of its `verifiers`.
+    """
+    if isinstance(body, list):
+        return [cell for one in body for cell in _expand(profile, table, defaults, one)]
     where = f"table {table} of profile {profile}"
     if not isinstance(body, dict) or not isinstance(defaults, dict):
         raise ValueError(f"{where} and the defaults must be mappings, got {body!r} and {defaults!r}")
     settings = defaults | body
-    plural = {"drafters", "verifiers", "budgets", "temperatures", "suites"}
+    rows = {"methods"} if "methods" in settings else {"drafters", "verifiers"}
+    plural = {"budgets", "temperatures", "suites"} | rows
     plain = {field.name for field in dataclasses.fields(Cell)} - {
         "profile", "table", "role", "drafter", "verifier", "budget", "temperature", "suite", "prompts", "repeats",
     }  # fmt: skip
@@ -137,27 +144,44 @@ def _expand(profile: str, table: str, defaults: dict, body: dict) -> list[Cell]:
     if missing := sorted((plural | plain) - set(settings)):
         raise ValueError(f"{where} lacks {', '.join(missing)}")
     _check_axes(settings, where)
+    if "methods" in settings:
+        methods = list(settings["methods"].items())
+        for role, method in methods:
+            _check_keys(method, {"drafter", "verifier", "budget"} | plain, f"{where}, method {role}")
+            if missing := sorted({"drafter", "verifier"} - set(method)):
+                raise ValueError(f"{where}, method {role} lacks {', '.join(missing)}")
+    else:
+        methods = [
+            (role, {"drafter": drafter, "verifier": verifier})
+            for role, drafter in settings["drafters"].items()
+            for verifier in settings["verifiers"]
+        ]
     common = {key: settings[key] for key in plain}
-    combinations = itertools.product(
-        settings["drafters"].items(), settings["temperatures"], settings["budgets"], settings["verifiers"],
-        settings["suites"].items(),
-    )  # fmt: skip
     return [
         Cell(
-            profile=profile, table=table, role=role, drafter=drafter, verifier=verifier, budget=budget,
-            temperature=temperature, suite=suite, **size, **common,
+            **common | {"budget": budget} | method,
+            profile=profile,
+            table=table,
+            role=role,
+            temperature=temperature,
+            suite=suite,
+            **size,
         )
-        for (role, drafter), temperature, budget, verifier, (suite, size) in combinations
-    ]  # fmt: skip
+        for temperature, budget, (role, method), (suite, size) in itertools.product(
+            settings["temperatures"], settings["budgets"], methods, settings["suites"].items()
+        )
+    ]
 
 
 def _check_axes(settings: dict, where: str) -> None:
     """Raises `ValueError` unless every axis of a table has the right shape, at least one value and none twice."""
     for name in ("verifiers", "budgets", "temperatures"):
-        values = settings[name]
+        values = settings.get(name, ["methods have their own"])
         if not isinstance(values, list) or not values or len(set(map(str, values))) < len(values):
             raise ValueError(f"{where}: {name} must be a list of different values, got {values!r}")
-    for name in ("drafters", "suites"):
+    for name in ("drafters", "methods", "suites"):
+        if name not in settings:
+            continue
         if not isinstance(settings[name], dict) or not settings[name]:
             raise ValueError(f"{where}: {name} must be a mapping with at least one entry, got {settings[name]!r}")
     for suite, size in settings["suites"].items():
