@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from tevlib.explorer.layout import tidy_rows
 from tevlib.trees.draft_tree import DraftTree
 
 FONT = 10.0  # points: token labels; all other text is 9 or more
@@ -17,22 +18,6 @@ CHARACTER = 0.602 / 72  # inches per point of size: the width of every character
 LONGEST = 14  # characters of a label
 DASHES = (2, 1)  # of the bonus token
 ACCEPTED, PLAIN, INK = "#D55E00", "#9A9A9A", "#222222"  # vermilion stays apart from blue and grey for all eyes
-
-
-def tidy_rows(children: Sequence[Sequence[int]]) -> list[int]:
-    """Row of every node of the tree with these `children` (node 0 the root), no two nodes of one depth in one row.
-
-    A first child goes on in its parent's row, so that a line of the drawing reads as text; every further child starts
-    below all that came before it.
-    """
-    rows = [0] * len(children)
-    lines, stack = 0, [(0, False)]
-    while stack:
-        node, below = stack.pop()
-        lines += below
-        rows[node] = lines
-        stack += [(child, i > 0) for i, child in reversed(list(enumerate(children[node])))]
-    return rows
 
 
 def tree_text(tree: DraftTree, labels: Sequence[str], P: Tensor, w: Tensor, path: Sequence[int] = ()) -> str:

@@ -1,0 +1,86 @@
+"""The scene: a recording with layout and colours, the one state that widget, one-file page, SVG and PNG draw from."""
+
+import json
+from collections.abc import Mapping
+
+from tevlib.explorer import colours, layout
+from tevlib.explorer.labels import short, visible
+from tevlib.explorer.recording import check_recording
+
+MOST_BYTES = 2_000_000
+COLOUR_BY = {
+    "w": "w(v): target mass that leaves the tree here",
+    "P": "P(v): target mass that runs through",
+    "rho": "ρ(v): share of that mass that leaves here",
+    "draft": "what the drafter gave the path",
+    "mismatch": "drafter minus target, for the path",
+}
+
+
+def scene_of(recording: Mapping) -> dict:
+    """The scene of a recording: labels made safe to show, a layout for every tree, palettes.
+
+    Raises ValueError for what `check_recording` refuses and for more than 2 MB of JSON (naming the size).
+    """
+    check_recording(recording)
+    labels = {token: visible(text) for token, text in recording["labels"].items()}
+    cut = {token: short(text) for token, text in labels.items()}
+    answers = []
+    for answer in recording["answers"]:
+        rounds = [
+            {**cycle, "trees": [_with_layout(tree, cut) for tree in cycle["trees"]]} for cycle in answer["rounds"]
+        ]
+        texts = {
+            "name": visible(answer["name"]),
+            "prompt": visible(answer["prompt"], keep="\n\t"),
+            "pieces": [visible(piece, keep="\n\t") for piece in answer["pieces"]],
+        }
+        answers.append({**answer, **texts, "rounds": rounds})
+    scene = {
+        "target": recording["target"],
+        "temperatures": recording["temperatures"],
+        "labels": labels,
+        "short": {token: text for token, text in cut.items() if text != labels[token]},
+        "answers": answers,
+        "geometry": {"row": layout.ROW, "box": layout.BOX, "gap": layout.GAP, "margin": layout.MARGIN},
+        "ramps": colours.ramps(),
+        "smallest": colours.SMALLEST,
+        "colourBy": COLOUR_BY,
+    }
+    scene["bytes"] = len(to_json(scene))
+    if scene["bytes"] > MOST_BYTES:
+        raise ValueError(
+            f"{scene['bytes'] / 1e6:.1f} MB of rounds are more than the {MOST_BYTES / 1e6:.0f} MB that an explorer "
+            "holds: give it fewer answers or rounds"
+        )
+    return scene
+
+
+def to_json(scene: Mapping) -> str:
+    """The scene as compact JSON that may stand inside a `<script>` element: no `<`, no line separators."""
+    text = json.dumps(scene, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    for character in ("<", "\u2028", "\u2029"):
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def children_of(parents: list[int]) -> list[list[int]]:
+    """Children of every node, in node order."""
+    children: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents[1:], start=1):
+        children[parent].append(node)
+    return children
+
+
+def layout_of(tree: Mapping) -> layout.Layout:
+    """The `Layout` that a scene's tree carries."""
+    return layout.Layout(**tree["layout"])
+
+
+def _with_layout(tree: Mapping, cut: Mapping[str, str]) -> dict:
+    found = layout.tidy_layout(children_of(tree["parents"]), [cut[str(token)] for token in tree["tokens"]])
+    return {
+        **tree,
+        "name": visible(tree["name"]),
+        "layout": {"depth": found.depth, "row": found.row, "left": found.left, "width": found.width},
+    }
