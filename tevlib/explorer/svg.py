@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from html import escape
 
 from tevlib.explorer.drawing import Box, Curve, Drawing, Text
@@ -36,7 +37,9 @@ def to_png(drawing: Drawing, scale: float = 2.0) -> bytes:
     for z, shape in enumerate(drawing.shapes):
         _ARTIST[type(shape)](axes, shape, z)
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=dpi, metadata={"Software": None}, facecolor=drawing.ground)
+    with warnings.catch_warnings():  # matplotlib brings no East Asian glyphs and no emoji: it draws boxes for them
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure.savefig(out, format="png", dpi=dpi, metadata={"Software": None}, facecolor=drawing.ground)
     return out.getvalue()
 
 
