@@ -9,7 +9,7 @@ from tevlib import __version__
 from tevlib.suite.names import check_name, did_you_mean
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
-TABLES = ("1", "2", "4", "5")
+TABLES = ("1", "2", "3", "4", "5")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,15 +119,16 @@ def _cells(options: argparse.Namespace) -> list:
 
 
 def _write_tables(options: argparse.Namespace) -> None:
-    from tevlib.report.tables import audit_columns, decode_table, layout, markdown, write_table
+    from tevlib.report.build import build_table, printed, write_table
+    from tevlib.report.files import markdown
     from tevlib.suite.paths import home
     from tevlib.suite.records import outcome
 
     planned = _cells(options)
     for name in dict.fromkeys(cell.table for cell in planned):
-        found = decode_table(name, [outcome(cell) for cell in planned if cell.table == name])
+        found = build_table(name, [outcome(cell) for cell in planned if cell.table == name])
         paths = write_table(found, home() / "data" / "tables")
-        print("\n" + found.attrs["caption"], markdown(layout(found)), markdown(audit_columns(found)), sep="\n\n")
+        print("\n" + found.attrs["caption"], *map(markdown, printed(found)), sep="\n\n")
         print("\ntable:  ", *(str(path) for path in paths))
         print("records:", home() / "data" / "results")
     print("notebooks as they ran:", home() / "runs" / planned[0].profile)

@@ -3,7 +3,9 @@
 import pandas as pd
 import pytest
 
-from tevlib.report.tables import audit_columns, decode_table, layout, markdown, write_table
+from tevlib.report.build import write_table
+from tevlib.report.files import markdown
+from tevlib.report.tables import audit_columns, decode_table, layout
 
 SUITES = ("mt_bench", "humaneval", "gsm8k", "math500")
 

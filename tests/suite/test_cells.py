@@ -165,7 +165,7 @@ def test_every_field_and_file_decides_the_hash(tiny_cell, tiny):
 def test_the_code_and_the_notebook_that_decode_decide_the_hash(tiny_cell, monkeypatch):
     """A record of other code is not taken for this code's: the hash holds the digest of it and of its notebook."""
     before, seen = tiny_cell().hash12(), []
-    monkeypatch.setattr(planning, "code_digest", lambda notebook: seen.append(notebook) or "other code")
+    monkeypatch.setattr(planning, "code_digest", lambda notebook, own: seen.append(notebook) or "other code")
     assert tiny_cell().hash12() != before
     assert seen[0].name == "21_decode_cell.ipynb" and seen[0].is_file()
 
@@ -209,16 +209,16 @@ def test_code_digest_follows_the_deciding_files(tmp_path, write_notebook):
     ):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(SOURCE)
-    notebook = write_notebook("x = 1")
-    before = code_digest(notebook, package)
+    notebook, own = write_notebook("x = 1"), ("suite/decode_cell.py", "suite/metrics.py")
+    before = code_digest(notebook, own, package)
     (package / "report/t.py").write_text("y = 2")
     (package / "trees/a.py").write_text(SOURCE.replace("# why", "# how"))
     write_notebook("x = 1  # said better", parameters="a: int = 5\n")
-    assert code_digest(notebook, package) == before
+    assert code_digest(notebook, own, package) == before
     (package / "trees/a.py").write_text(SOURCE.replace("1", "2"))
-    changed = code_digest(notebook, package)
+    changed = code_digest(notebook, own, package)
     write_notebook("x = 2")
-    assert len({before, changed, code_digest(notebook, package)}) == 3
+    assert len({before, changed, code_digest(notebook, own, package)}) == 3
 
 
 def test_files_digest_sees_names_and_bytes(tmp_path):

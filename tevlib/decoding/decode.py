@@ -154,14 +154,16 @@ def speculate(
     stop: Iterable[int] | None = None,
     seed: int | None = None,
     on_tokens: Callable[[list[int]], None] | None = None,
+    on_round: Callable[[DraftTree, Tensor], None] | None = None,
 ) -> Generation:
     """A `Generation` by tree speculative decoding; its tokens follow the target's own law exactly.
 
     `builder` is one of `BUILDERS` or "sampled_chain" (which judges its own chain by min(1, p / q), whatever
     `verifier` says); `verifier` one of `VERIFIERS`; `budget` counts non-root nodes. `top_p` and `top_k` filter the
     target's rows before any verifier sees them, so C_p and w are those of the filtered law. The block shrinks near the
-    context limit. A draft with NaN is replaced by a root-only tree, with a warning; NaN in the target's logits raises
-    `ValueError` with the round and the node, as do invalid arguments before any pass.
+    context limit. `on_round` is handed every round's tree and rows `[N, V]`, outside the clock. A draft with NaN is
+    replaced by a root-only tree, with a warning; NaN in the target's logits raises `ValueError` with the round and the
+    node, as do invalid arguments before any pass.
     """
     check_decode_arguments(budget, builder, verifier, temperature)
     ids, out = _begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
@@ -217,6 +219,8 @@ def speculate(
         decode_s += clock.lap() + sum(times.values())
         with _unusable_logits(f"round {len(rounds)}"):  # a verifier may not have looked at every node
             law = exit_law(tree, rows, temperature)
+        if on_round is not None:
+            on_round(tree, rows)
         rounds.append(Round(tree, law.P, law.w, float(law.coverage), verdict.path, verdict.bonus, emitted, times))
         clock.lap()
     return out.generation(rounds, prefill_s, decode_s)

@@ -45,6 +45,22 @@ def paper_value(table: str, cell: Mapping, column: str, metric: str) -> float | 
     return None
 
 
+def paper_latency(row: Mapping, column: str, metric: str) -> float | None:
+    """Table 3's printed `ms` or `reduction` (per cent) in `column`, at the row's verifier, budget, temperature."""
+    numbers = paper_numbers()
+    wanted = {
+        "verifier": VERIFIERS.get(row["verifier"]),
+        "budget": row["budget"],
+        "temperature": row["temperature"],
+    }
+    if column not in numbers["columns"]:
+        return None
+    for printed in numbers["table3"]:
+        if all(printed[name] == value for name, value in wanted.items()):
+            return printed[metric][numbers["columns"].index(column)]
+    return None
+
+
 _ROWS = {
     "table1": lambda cell: {
         "model": MODELS.get(cell["target"], "Qwen3-4B"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from tevlib.report.files import DASH
 from tevlib.report.paper import VERIFIERS, paper_value
 
 SUITE_NAMES = {
@@ -38,7 +39,6 @@ CELL_FIELDS = (
     "profile", "target", "role", "builder", "verifier", "budget", "temperature", "top_p", "top_k", "max_new_tokens",
     "dtype", "seed",
 )  # fmt: skip
-DASH = "—"
 
 
 @dataclass(frozen=True)
@@ -162,32 +162,6 @@ def audit_columns(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(shown).set_index([*keys.values(), "Suite"])
 
 
-def write_table(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """Paths of `<table>.csv` (every number), `.md`, `.html` and `.tex` (printed form and audit) in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = table.attrs["table"]
-    paths = {kind: folder / f"{name}.{kind}" for kind in ("csv", "md", "html", "tex")}
-    caption, parts = table.attrs["caption"], (layout(table), audit_columns(table))
-    table.to_csv(paths["csv"], index=False, float_format="%.6g")
-    paths["md"].write_text(f"{caption}\n\n" + "\n\n".join(map(markdown, parts)) + "\n", encoding="utf-8")
-    styles = [part.style.set_caption(caption if i == 0 else "Audit") for i, part in enumerate(parts)]
-    title = f"Table {TABLES[name].number}"
-    head = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head><body>\n'
-    body = "\n".join(style.set_uuid(f"{name}-{i}").to_html() for i, style in enumerate(styles))
-    paths["html"].write_text(f"{head}{body}\n</body></html>\n", encoding="utf-8")
-    paths["tex"].write_text(
-        "\n".join(style.to_latex(hrules=True, convert_css=True) for style in _for_latex(parts, caption)), "utf-8"
-    )
-    return list(paths.values())
-
-
-def markdown(part: pd.DataFrame) -> str:
-    """A printed form as a Markdown table with plain column names; it reads well in a terminal too."""
-    flat = part.copy()
-    flat.columns = [" ".join(c) if isinstance(c, tuple) else c for c in part.columns]
-    return flat.reset_index().to_markdown(index=False, disable_numparse=True, stralign="right")
-
-
 _NUMBERS = (
     "speedup", "tau", "tau_pooled", "ceiling", "audit_z", "speedup_low", "speedup_high", "tau_low", "tau_high",
     "tokens_per_s", "ar_tokens_per_s", "prompts", "rounds",
@@ -217,27 +191,38 @@ def _average(keys: dict, block: pd.DataFrame) -> pd.DataFrame:
 
 
 def _refuse_mix(table: Table, outcomes: Sequence[dict]) -> None:
+    refuse_mix(table.number, outcomes)
     for name in CELL_FIELDS:
         own = {"role", "builder", "verifier", "budget"} if table.methods else {"role"}
         if name not in table.keys and name not in own:
-            _one_value(table, name, [o["cell"][name] for o in outcomes])
+            one_value(table.number, name, [o["cell"][name] for o in outcomes])
+
+
+def refuse_mix(number: str, outcomes: Sequence[dict]) -> None:
+    """Raises `ValueError` for records of different schema, machine or target revision in table `number`."""
     records = [o for o in outcomes if o["status"] == "finished"]
-    _one_value(table, "schema_version", [r["schema_version"] for r in records])
-    _one_value(table, "machine", [f"{r['device']['name']}, threads: {r['device']['threads']}" for r in records])
-    _one_value(table, "target revision", [r["target"]["revision"] for r in records])
+    one_value(number, "schema_version", [r["schema_version"] for r in records])
+    one_value(number, "machine", [f"{r['device']['name']}, threads: {r['device']['threads']}" for r in records])
+    one_value(number, "target revision", [r["target"]["revision"] for r in records])
 
 
-def _one_value(table: Table, name: str, values: list) -> None:
+def one_value(number: str, name: str, values: list) -> None:
+    """Raises `ValueError` where `values` of the field `name` differ between the cells of table `number`."""
     if len(found := sorted({str(value) for value in values})) > 1:
-        raise ValueError(f"table {table.number} needs one {name} for all its cells, got {', '.join(found)}")
+        raise ValueError(f"table {number} needs one {name} for all its cells, got {', '.join(found)}")
+
+
+def machine_of(outcomes: Sequence[dict]) -> str:
+    """What the finished cells ran on, as text."""
+    records = [o for o in outcomes if o["status"] == "finished"]
+    if not records:
+        return "nothing run yet"
+    device = records[0]["device"]
+    return device["name"] + (f", {device['threads']} threads" if device["threads"] else "")
 
 
 def _caption(table: Table, outcomes: Sequence[dict]) -> str:
-    cell, records = outcomes[0]["cell"], [o for o in outcomes if o["status"] == "finished"]
-    machine = "nothing run yet"
-    if records:
-        device = records[0]["device"]
-        machine = device["name"] + (f", {device['threads']} threads" if device["threads"] else "")
+    cell, machine = outcomes[0]["cell"], machine_of(outcomes)
     verifier = VERIFIER_NAMES.get(cell["verifier"], cell["verifier"])
     fixed = [f"target {cell['target']}"] if "target" not in table.keys else []
     fixed += [cell["dtype"]]
@@ -290,20 +275,3 @@ def _drafter(role: str, drafter: str) -> str:
 
 def _verifier(name: str) -> str:
     return VERIFIER_NAMES.get(name, name)
-
-
-def _for_latex(parts: Sequence[pd.DataFrame], caption: str) -> list:
-    """Stylers whose text LaTeX takes: the two Greek and mathematical headings in math mode, the rest escaped."""
-    math = {
-        "τ": r"$\tau$",
-        "1 + C_p": "$1 + C_p$",
-        "τ pooled": r"$\tau$ pooled",
-        "τ 95%": r"$\tau$ 95\%",
-        "SR 95%": r"SR 95\%",
-    }
-    styles = []
-    for i, part in enumerate(parts):
-        renamed = part.rename(columns=math).replace({DASH: "---"})
-        text = caption.replace("τ", r"$\tau$").replace("_", r"\_").replace("&", r"\&").replace("%", r"\%")
-        styles.append(renamed.style.set_caption(text if i == 0 else "Audit"))
-    return styles

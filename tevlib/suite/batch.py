@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tevlib.suite.cells import NOTEBOOK, Cell
+from tevlib.suite.cells import Work
 from tevlib.suite.notebook import NotebookFailed, run_notebook
 from tevlib.suite.paths import home
 from tevlib.suite.records import failed_path, read_record, record_path, write_failure
@@ -27,23 +27,23 @@ class Summary:
 
     skipped: int = 0
     ran: int = 0
-    failures: list[tuple[Cell, str]] = field(default_factory=list)
+    failures: list[tuple[Work, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"{self.ran} cells run, {self.skipped} were finished already, {len(self.failures)} failed"
 
 
 def run_cells(
-    cells: Sequence[Cell],
+    cells: Sequence[Work],
     *,
     keep_going: bool = True,
     timeout: float = CELL_TIMEOUT_S,
-    run: Callable[[Cell, Path], None] | None = None,
+    run: Callable[[Work, Path], None] | None = None,
 ) -> Summary:
     """The `Summary` after every cell has a record or a failure.
 
     keep_going: go on after a failed cell (True) or stop at the first. timeout: seconds per notebook cell.
-    run: `run(cell, output)` leaves the record of `cell`; by default the notebook `21_decode_cell` under papermill,
+    run: `run(cell, output)` leaves the record of `cell`; by default the cell's own notebook under papermill,
         its executed copy at `output` = `runs/<profile>/<hash12>.ipynb`.
 
     Ctrl-C passes through: finished cells are kept, the running one leaves no record.
@@ -57,7 +57,7 @@ def run_cells(
     if not waiting:
         return summary
     with tqdm(total=len(waiting), unit="cell", mininterval=1, smoothing=0.1) as bar:
-        busy: list[Cell] = []
+        busy: list[Work] = []
         for wait in (False, True):  # first what is free, then what another runner had
             for cell in waiting if not wait else busy:
                 bar.set_description(str(cell))
@@ -71,7 +71,7 @@ def run_cells(
     return summary
 
 
-def _one(cell: Cell, hash12: str, run: Callable[[Cell, Path], None], wait: bool, summary: Summary) -> bool | None:
+def _one(cell: Work, hash12: str, run: Callable[[Work, Path], None], wait: bool, summary: Summary) -> bool | None:
     """Whether `cell` is finished (True) or failed (False) now; None where another runner has it and `wait` is False."""
     path = record_path(cell, hash12)
     with held(hash12, wait) as mine:
@@ -114,5 +114,5 @@ def held(name: str, wait: bool) -> Iterator[bool]:
         yield True
 
 
-def _run_in_notebook(cell: Cell, output: Path, timeout: float) -> None:
-    run_notebook(NOTEBOOK, cell.fields(), output, timeout=timeout)
+def _run_in_notebook(cell: Work, output: Path, timeout: float) -> None:
+    run_notebook(cell.NOTEBOOK, cell.fields(), output, timeout=timeout)

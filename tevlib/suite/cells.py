@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import yaml
 
@@ -21,16 +22,42 @@ from tevlib.suite.code_hash import code_digest, files_digest
 from tevlib.suite.names import check_name, did_you_mean
 from tevlib.suite.paths import from_repository, repository
 
-NOTEBOOK = "21_decode_cell"
 PROFILES = ("smoke", "laptop", "paper")
 # The names that tevlib.trees and tevlib.decoding go by, kept here so that planning loads no torch.
 BUILDERS = ("best_first", "chain", "opt_tree", "sampled_chain")
 VERIFIERS = ("greedy", "predraw", "sequential_residual", "tev")
 DTYPES = ("float32", "bfloat16", "float16")
+SHAPES = ("own", "qwen3_4b")
+LATENCY_TABLE = "table3"  # its cells are `VerifierCell`s
+
+
+class Work:
+    """What every kind of cell has: fields, a hash of all that decides its result, and the notebook that does it."""
+
+    NOTEBOOK: ClassVar[str]
+    CODE: ClassVar[tuple[str, ...]]  # modules of the package that this kind of cell is done by
+
+    def fields(self) -> dict:
+        """The fields as a JSON-ready dict; the class called with them gives an equal cell."""
+        return dataclasses.asdict(self)
+
+    def work(self) -> dict:
+        """The fields that decide what is done: cells of two tables that are the same work share one record."""
+        work = {name: value for name, value in self.fields().items() if name not in ("profile", "table", "role")}
+        return {name: float(value) if name in ("temperature", "top_p") else value for name, value in work.items()}
+
+    def hash12(self) -> str:
+        """The first 12 hex digits of the digest of everything that decides this cell's result."""
+        known = {
+            "cell": self.work(),
+            "files": {name: _content(getattr(self, name)) for name in ("drafter", "target", "suite")},
+            "code": code_digest(repository() / "notebooks" / f"{self.NOTEBOOK}.ipynb", self.CODE),
+        }
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Work):
     """One decode cell: `prompts` prompts of `suite`, autoregressive against speculative, `repeats` times.
 
     profile and table name what the cell belongs to; role names the drafter's place in the paper's tables (`original`,
@@ -56,11 +83,12 @@ class Cell:
     seed: int
     repeats: int = 1
 
+    NOTEBOOK: ClassVar[str] = "21_decode_cell"
+    CODE: ClassVar[tuple[str, ...]] = ("suite/decode_cell.py", "suite/metrics.py")
+
     def __post_init__(self):
         for name in ("profile", "table", "role"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value.replace("_", "").replace("-", "").isalnum():
-                raise ValueError(f"{name} must be a plain name (letters, digits, - and _), got {value!r}")
+            _check_plain(name, getattr(self, name))
         check_name("builder", self.builder, BUILDERS)
         check_name("verifier", self.verifier, VERIFIERS)
         check_name("dtype", self.dtype, DTYPES)
@@ -77,29 +105,54 @@ class Cell:
             raise ValueError(f"the greedy verifier is exact at temperature 0 only, got {self.temperature:g}")
         _check_drafter(self.drafter)
 
-    def fields(self) -> dict:
-        """The fields as a JSON-ready dict; `Cell(**cell.fields()) == cell`."""
-        return dataclasses.asdict(self)
-
-    def work(self) -> dict:
-        """The fields that decide what is done: cells of two tables that are the same work share one record."""
-        work = {name: value for name, value in self.fields().items() if name not in ("profile", "table", "role")}
-        return work | {"temperature": float(self.temperature), "top_p": float(self.top_p)}
-
-    def hash12(self) -> str:
-        """The first 12 hex digits of the digest of everything that decides this cell's result."""
-        known = {
-            "cell": self.work(),
-            "files": {name: _content(getattr(self, name)) for name in ("drafter", "target", "suite")},
-            "code": code_digest(repository() / "notebooks" / f"{NOTEBOOK}.ipynb"),
-        }
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
-
     def __str__(self) -> str:
         return f"{self.role} + {self.verifier} on {Path(self.suite).stem}, B={self.budget}, T={self.temperature:g}"
 
 
-def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Cell]:
+@dataclass(frozen=True)
+class VerifierCell(Work):
+    """One latency cell: every verifier on the same replayed trees and rows of `suite`, decision and cache commit timed.
+
+    `rounds` rounds are kept from decoding `prompts` prompts, evenly; each is timed `repeats` times per verifier.
+    `shape` is the target's own, or `qwen3_4b`: rows widened to 151,936 tokens and a cache of 36 layers.
+    """
+
+    profile: str
+    table: str
+    target: str
+    drafter: str
+    budget: int
+    temperature: float
+    suite: str
+    prompts: int
+    rounds: int
+    repeats: int
+    max_new_tokens: int
+    dtype: str
+    seed: int
+    shape: str = "own"
+
+    NOTEBOOK: ClassVar[str] = "22_verifier_cell"
+    CODE: ClassVar[tuple[str, ...]] = ("suite/decode_cell.py", "suite/verifier_cell.py")
+
+    def __post_init__(self):
+        for name in ("profile", "table"):
+            _check_plain(name, getattr(self, name))
+        check_name("dtype", self.dtype, DTYPES)
+        check_name("shape", self.shape, SHAPES)
+        _check_suite(self.suite)
+        for name in ("budget", "prompts", "rounds", "repeats", "max_new_tokens"):
+            _check_int(name, getattr(self, name), 1)
+        _check_int("seed", self.seed, 0)
+        if not _is_number(self.temperature) or not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be a finite number > 0 (at 0 all are greedy), got {self.temperature!r}")
+        _check_drafter(self.drafter)
+
+    def __str__(self) -> str:
+        return f"verifiers on {Path(self.suite).stem}, B={self.budget}, T={self.temperature:g}, {self.shape}"
+
+
+def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Work]:
     """The cells of a profile (`smoke`, `laptop`, `paper`, or the path of a YAML file), of `tables` only if given.
 
     Raises `ValueError` for an unknown profile, table or field and for a cell that cannot be run.
@@ -120,7 +173,9 @@ def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Cell]:
     known = {str(table): body for table, body in written["tables"].items()}
     for table in wanted:
         check_name(f"table of profile {path.stem}", table, known)
-    return [cell for table in wanted for cell in _expand(path.stem, table, written.get("defaults") or {}, known[table])]
+    defaults = written.get("defaults") or {}
+    expand = {LATENCY_TABLE: _expand_latency}
+    return [cell for table in wanted for cell in expand.get(table, _expand)(path.stem, table, defaults, known[table])]
 
 
 def _expand(profile: str, table: str, defaults: dict, body: dict | list) -> list[Cell]:
@@ -173,6 +228,30 @@ def _expand(profile: str, table: str, defaults: dict, body: dict | list) -> list
     ]
 
 
+def _expand_latency(profile: str, table: str, defaults: dict, body: dict) -> list[VerifierCell]:
+    """One latency cell for each shape, temperature, budget and suite; defaults that it has no use for are left out."""
+    where = f"table {table} of profile {profile}"
+    if not isinstance(body, dict) or not isinstance(defaults, dict):
+        raise ValueError(f"{where} and the defaults must be mappings, got {body!r} and {defaults!r}")
+    plural = {"shapes", "temperatures", "budgets", "suites"}
+    plain = {field.name for field in dataclasses.fields(VerifierCell)} - {
+        "profile", "table", "budget", "temperature", "suite", "shape",
+    }  # fmt: skip
+    _check_keys(body, plural | plain, where)
+    settings = {name: value for name, value in defaults.items() if name in plain} | body
+    if missing := sorted((plural | plain) - set(settings)):
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    for name in plural:
+        if not isinstance(settings[name], list) or not settings[name]:
+            raise ValueError(f"{where}: {name} must be a list with at least one entry, got {settings[name]!r}")
+    common = {key: settings[key] for key in plain}
+    axes = (settings[name] for name in ("shapes", "temperatures", "budgets", "suites"))
+    return [
+        VerifierCell(profile=profile, table=table, shape=shape, temperature=t, budget=budget, suite=suite, **common)
+        for shape, t, budget, suite in itertools.product(*axes)
+    ]
+
+
 def _check_axes(settings: dict, where: str) -> None:
     """Raises `ValueError` unless every axis of a table has the right shape, at least one value and none twice."""
     for name in ("verifiers", "budgets", "temperatures"):
@@ -188,6 +267,11 @@ def _check_axes(settings: dict, where: str) -> None:
         _check_keys(size, {"prompts", "repeats"}, f"{where}, suite {suite}")
         if "prompts" not in size:
             raise ValueError(f"{where}, suite {suite} lacks prompts")
+
+
+def _check_plain(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value.replace("_", "").replace("-", "").isalnum():
+        raise ValueError(f"{name} must be a plain name (letters, digits, - and _), got {value!r}")
 
 
 def _check_keys(given: object, known: set[str], where: str) -> None:

@@ -3,13 +3,13 @@
 import ast
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import tevlib
 
-DECIDES = ("trees", "sources", "decoding", "suite/decode_cell.py", "suite/metrics.py")  # inside the package
+DECIDES = ("trees", "sources", "decoding")  # inside the package, for every kind of cell
 
 
 def normalised(source: str) -> str:
@@ -28,11 +28,11 @@ def normalised(source: str) -> str:
     return ast.unparse(tree)
 
 
-def code_digest(notebook: Path, package: Path | None = None) -> str:
-    """Hex digest of the package code that decides a decode cell's result and of `notebook`'s code cells."""
+def code_digest(notebook: Path, own: Sequence[str], package: Path | None = None) -> str:
+    """Hex digest of the code that decides a cell's result: `DECIDES`, `own` modules of its kind, `notebook`'s cells."""
     package = package or Path(tevlib.__file__).parent
     parts = []
-    for name in DECIDES:
+    for name in (*DECIDES, *own):
         path = package / name
         for file in [path] if path.is_file() else sorted([*path.rglob("*.py"), *path.rglob("*.txt")]):
             parts.append((file.relative_to(package).as_posix(), _source_digest(file, *_version(file))))

@@ -25,7 +25,7 @@ from tevlib.decoding.load import OFFLINE_TARGET, load_target
 from tevlib.decoding.target import Target
 from tevlib.sources.assets import gguf_path
 from tevlib.sources.prompts import SUITES, Prompt, chat_ids, load_prompts
-from tevlib.suite.cells import Cell, is_hub_id
+from tevlib.suite.cells import Cell, VerifierCell, is_hub_id
 from tevlib.suite.code_hash import files_digest
 from tevlib.suite.memory import available_bytes, check_memory
 from tevlib.suite.metrics import summarise
@@ -51,10 +51,10 @@ def run_decode_cell(cell: Cell) -> dict:
     started, clock = datetime.now(UTC), time.perf_counter()
     hash12 = cell.hash12()
     path = record_path(cell, hash12)
-    prompts = _prompts(cell)
+    prompts = prompts_of(cell)
     if (weights := _local_weights(cell.target)) is not None and not torch.cuda.is_available():
         check_memory(weights, available_bytes())
-    target = load_target(_target_name(cell.target), dtype=cell.dtype)
+    target = load_target(target_name(cell.target), dtype=cell.dtype)
     folder = drafter_folder(cell.drafter)
     drafter = load_drafter(folder, target)
     print(f"{target.info}; drafter {cell.drafter}, block {drafter.block_size}; {len(prompts)} prompts")
@@ -66,7 +66,7 @@ def run_decode_cell(cell: Cell) -> dict:
         "cell": cell.fields(),
         "metrics": summarise(responses),
         "device": device(target),
-        "target": _target_facts(target),
+        "target": target_facts(target),
         "drafter": {"block_size": drafter.block_size, "sha256": files_digest(folder), "dtype": str(drafter.dtype)},
         "provenance": provenance(),
         "started_at": started.isoformat(timespec="seconds"),
@@ -210,7 +210,7 @@ def round_rows(spec: Generation) -> list[dict]:
     ]
 
 
-def _prompts(cell: Cell) -> list[Prompt]:
+def prompts_of(cell: Cell | VerifierCell) -> list[Prompt]:
     suite = cell.suite if cell.suite in SUITES else from_repository(cell.suite)
     prompts = load_prompts(suite, cell.prompts, seed=CHOICE_SEED)
     if not prompts or cell.prompts not in (None, len(prompts)):
@@ -233,7 +233,7 @@ def _warm_up(cell: Cell, target: Target, drafter: DFlashDraftModel, prompt: Prom
     _decode_both(short, target, drafter, messages, (0, 0, 0), nth=0)
 
 
-def _target_name(name: str) -> str:
+def target_name(name: str) -> str:
     return str(from_repository(name)) if from_repository(name).exists() else name
 
 
@@ -245,7 +245,7 @@ def _local_weights(name: str) -> Path | None:
     return path if path.exists() else None
 
 
-def _target_facts(target: Target) -> dict:
+def target_facts(target: Target) -> dict:
     template = target.tokenizer.chat_template or ""
     return {
         "revision": target.info.revision,

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tevlib.suite.cells import Cell
+from tevlib.suite.cells import Work
 from tevlib.suite.paths import home
 
 SCHEMA_VERSION = 2
@@ -28,7 +28,7 @@ _FINISHED = {
 log = logging.getLogger(__name__)
 
 
-def record_path(cell: Cell, hash12: str | None = None) -> Path:
+def record_path(cell: Work, hash12: str | None = None) -> Path:
     """Where the record of `cell` lies once it is finished."""
     return home() / "data" / "results" / f"{hash12 or cell.hash12()}.json"
 
@@ -82,7 +82,7 @@ def read_record(path: Path) -> dict | None:
     return record
 
 
-def outcome(cell: Cell) -> dict:
+def outcome(cell: Work) -> dict:
     """The record of `cell`, or `{"status": "failed" | "not run", "cell": ..., "error": ...}`.
 
     `cell` in it is the one asked for: the record may have been made for another table.

@@ -1,0 +1,121 @@
+"""The latency cell: real rounds, every verifier on the same ones, a record that the table can read."""
+
+import pytest
+import torch
+
+from tevlib.report.latency import latency_layout, latency_table
+from tevlib.suite.cells import VerifierCell, load_profile
+from tevlib.suite.records import outcome, record_path
+from tevlib.suite.verifier_cell import TIMED, latencies, run_verifier_cell, widened
+
+
+@pytest.fixture
+def latency_cell(tiny, home):
+    """A function: a `VerifierCell` on the tiny models with the given fields changed."""
+    fields = {
+        "profile": "test", "table": "table3", "target": str(tiny / "target"), "drafter": str(tiny / "drafter-tiny"),
+        "budget": 6, "temperature": 1.0, "suite": str(tiny / "chat.jsonl"), "prompts": 2, "rounds": 5, "repeats": 2,
+        "max_new_tokens": 12, "dtype": "float32", "seed": 0,
+    }  # fmt: skip
+    return lambda **changed: VerifierCell(**fields | changed)
+
+
+def test_every_verifier_is_timed_on_the_same_rounds(latency_cell):
+    """One row per round and verifier, all times positive, and a record that is taken for this cell's."""
+    cell = latency_cell()
+    record = run_verifier_cell(cell)
+    rows = record["responses"]
+    assert {row["verifier"] for row in rows} == set(TIMED)
+    by_round = {i: [(r["nodes"], r["internal"]) for r in rows if r["round"] == i] for i in range(5)}
+    assert len(rows) == 15 and all(len(set(found)) == 1 and len(found) == 3 for found in by_round.values())
+    assert all(row["ms"] > 0 for row in rows) and record["metrics"]["rounds"] == 5
+    assert outcome(cell)["status"] == "finished" and record_path(cell).is_file()
+    assert latency_cell(budget=7).hash12() != cell.hash12() == latency_cell(profile="other").hash12()
+
+
+def test_latencies_are_means_and_their_ratio():
+    """Means over rounds, and TEV's reduction from the means of the same rounds."""
+    ms = {"predraw": (2.0, 4.0), "sequential_residual": (1.0, 1.0), "tev": (1.0, 2.0)}
+    rows = [
+        {"round": i, "verifier": name, "ms": values[i], "nodes": 7, "internal": 3}
+        for name, values in ms.items()
+        for i in (0, 1)
+    ]
+    metrics = latencies(rows)
+    assert (metrics["predraw_ms"], metrics["tev_ms"], metrics["reduction"]) == (3.0, 1.5, 50.0)
+    low, high = metrics["predraw_ms_ci95"]
+    assert low <= 3.0 <= high and metrics["reduction_ci95"] == [50.0, 50.0]
+
+
+def test_widened_rows_keep_the_law_of_the_old_tokens():
+    """The added tokens are unlikely, and the old ones keep their ratios; rows cannot shrink."""
+    rows = 3 * torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    wide = widened(rows, 120, seed=0)
+    assert wide.shape == (4, 120) and torch.equal(wide[:, :50], rows)
+    assert float(wide.softmax(-1)[:, 50:].sum(-1).max()) < 0.01
+    with pytest.raises(ValueError, match="rows of 50 tokens cannot be widened to 20"):
+        widened(rows, 20, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"temperature": 0.0}, "at 0 all are greedy"),
+        ({"shape": "qwen"}, "did you mean 'qwen3_4b'"),
+        ({"rounds": 0}, "rounds must be an integer >= 1, got 0"),
+        ({"suite": "gsm8"}, "did you mean 'gsm8k'"),
+    ],
+)
+def test_bad_latency_cells_are_refused(latency_cell, changed, words):
+    """Before a model is loaded, by name."""
+    with pytest.raises(ValueError, match=words):
+        latency_cell(**changed)
+
+
+def test_a_profile_s_table_3_is_of_latency_cells(tiny, tmp_path):
+    """Defaults that only decoding knows are left out; every shape, temperature, budget and suite is a cell."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"""
+        defaults: {{target: "{tiny / "target"}", builder: chain, dtype: float32, seed: 0, max_new_tokens: 8}}
+        tables:
+          table3: {{drafter: "{tiny / "drafter-tiny"}", shapes: [own, qwen3_4b], temperatures: [0.6, 1.0], budgets: [4],
+                    suites: [gsm8k, math500], prompts: 1, rounds: 2, repeats: 1}}
+        """
+    )
+    cells = load_profile(str(path))
+    assert len(cells) == 8 and {type(cell) for cell in cells} == {VerifierCell}
+    path.write_text(path.read_text().replace("rounds: 2", "ronds: 2"))
+    with pytest.raises(ValueError, match="unknown key 'ronds'; did you mean 'rounds'"):
+        load_profile(str(path))
+
+
+def outcome_of(suite, status="finished", **changed):
+    cell = {
+        "profile": "laptop", "table": "table3", "target": "t", "drafter": "data/drafters/base", "budget": 64,
+        "temperature": 0.6, "suite": suite, "prompts": 1, "rounds": 2, "repeats": 1, "max_new_tokens": 8,
+        "dtype": "float32", "seed": 0, "shape": "own",
+    } | changed  # fmt: skip
+    metrics = {f"{name}_ms": 1.0 + i for i, name in enumerate(reversed(TIMED))}
+    metrics |= {f"{name}_ms_ci95": [0.5, 4.0] for name in TIMED}
+    metrics |= {"reduction": 66.7, "rounds": 2, "nodes": 65.0, "internal": 9.0}
+    return {
+        "status": status, "schema_version": 2, "hash": suite, "cell": cell, "metrics": metrics,
+        "device": {"name": "a cpu", "threads": 2}, "target": {"revision": "r1"},
+    }  # fmt: skip
+
+
+def test_table_3_puts_the_paper_beside_ours():
+    """Paper's milliseconds and reductions at its budgets and temperatures, ours below, no cell a hole, no mix."""
+    suites = ("mt_bench", "humaneval", "gsm8k", "math500")
+    outcomes = [outcome_of(suite) for suite in suites] + [outcome_of(s, "failed", budget=16) for s in suites]
+    table = latency_table(outcomes)
+    shown = latency_layout(table)
+    line = ("this target", "0.6", "64", "TEV")
+    assert shown.loc[(*line, "paper"), "HumanEval"] == "1.27 (-14.7%)"
+    assert shown.loc[(*line, "ours"), "Average"] == "1.00 (-66.7%)"
+    assert set(shown.loc[("this target", "0.6", "16", "Predraw", "ours")]) == {"failed"}
+    assert set(shown.loc[("this target", "0.6", "64", "Sequential residual", "paper")]) == {"—"}
+    assert "a cpu, 2 threads" in table.attrs["caption"]
+    with pytest.raises(ValueError, match="table 3 needs one rounds"):
+        latency_table([*outcomes, outcome_of("gsm8k", budget=128, rounds=9)])
