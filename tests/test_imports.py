@@ -14,6 +14,7 @@ ALLOWED = {  # floor -> floors it may import, itself apart
     "trees": set(),
     "sources": set(),
     "explorer": {"trees"},
+    "course": {"trees"},
     "decoding": {"trees", "sources"},
     "training": {"decoding", "sources", "trees"},
     "suite": {"training", "decoding", "sources", "trees"},
@@ -26,6 +27,7 @@ FORBIDDEN = {  # floor -> outside packages that it must not name, not even insid
     "trees": {"transformers", "datasets", "papermill"},
     "sources": {"torch", "transformers", "papermill"},
     "explorer": {"transformers", "datasets", "papermill"},
+    "course": {"transformers", "datasets", "papermill"},
     "report": {"torch", "transformers", "papermill"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -80,6 +82,7 @@ def names_of(floor: str) -> list[str]:
         ("sources", {"torch", "transformers"}),
         ("trees", {"transformers", "datasets"}),
         ("explorer", {"transformers", "datasets"}),
+        ("course", {"transformers", "datasets"}),
         ("report", {"torch", "transformers"}),
     ],
 )
