@@ -11,6 +11,10 @@ from tevlib.suite.parameters import checked, declared
 ROOT = Path(__file__).parent.parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 ALGORITHMS = re.compile(r"^\s*(def|class) ", re.MULTILINE)
+# In the exercises the reader writes verifiers, weights and a builder, which no library can hold for him; they are
+# functions called `my_...`, and nothing but the check below them uses them.
+EXERCISES = {"12_reading_group", "13_reading_group_answers"}
+NOT_THE_READER_S = re.compile(r"^\s*(def (?!my_)|class )", re.MULTILINE)
 ABSOLUTE = re.compile(r"""["'](/|~/|[A-Z]:\\)""")
 
 
@@ -53,9 +57,10 @@ class TestEveryNotebook:
         assert sum(line.startswith("# ") for text in prose for line in text.splitlines()) == 1
 
     def test_is_portable_and_holds_no_algorithm(self, path):
-        """No absolute path, no installation, no function or class of its own: those live in tevlib."""
+        """No absolute path, no installation, no function or class but the reader's own: the others live in tevlib."""
+        algorithms = NOT_THE_READER_S if path.stem in EXERCISES else ALGORITHMS
         for cell in nbformat.read(path, as_version=4).cells:
             if cell.cell_type == "code":
                 assert not ABSOLUTE.search(cell.source), cell.source
-                assert not ALGORITHMS.search(cell.source), cell.source
+                assert not algorithms.search(cell.source), cell.source
                 assert not re.search(r"^\s*[!%]", cell.source, re.MULTILINE), cell.source

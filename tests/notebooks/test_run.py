@@ -1,5 +1,6 @@
 """Every shipped notebook runs from top to bottom under papermill, with small parameters."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -115,6 +116,47 @@ def test_table4(home, record_of, monkeypatch):
     for words in ("ours - paper", "not run", "2.00", "7.85", "1 + C_p", "table4.tex"):
         assert words in shown
     assert (home / "data" / "tables" / "table4.csv").is_file()
+
+
+def sections(name: str) -> dict[int, list[nbformat.NotebookNode]]:
+    """The cells of each exercise of a notebook of the course, by the number in its heading."""
+    found, number = {}, None
+    for cell in nbformat.read(repository() / "notebooks" / f"{name}.ipynb", as_version=4).cells:
+        if cell.cell_type == "markdown" and (heading := re.match(r"## (?:(\d)\. )?", cell.source)):
+            number = int(heading[1]) if heading[1] else None
+        if number:
+            found.setdefault(number, []).append(cell)
+    return found
+
+
+def test_reading_group(home):
+    """With nothing filled in it runs from top to bottom: eight exercises are open, none is an error or wrong."""
+    shown = outputs(run_notebook("12_reading_group", timeout=120))
+    assert "0 of 8 right" in shown and "not right yet" not in shown
+    for number in range(1, 9):
+        assert f"Exercise {number}: not answered yet." in shown
+    assert "<picture>" not in shown  # the drawing shows w, the answer to the first exercise
+
+
+def test_reading_group_answers(home):
+    """Every check passes, with the pictures and tables that go with the answers."""
+    shown = outputs(run_notebook("13_reading_group_answers", {"steps": [1.0, 3.0]}, timeout=120))
+    assert "8 of 8 right" in shown and "<picture>" in shown and "exit weights w(v)" in shown
+
+
+def test_exercises_and_answers_go_together():
+    """The same eight headings and checks in both, a hint to open in each exercise, no answer in the exercises."""
+    asked, answered = sections("12_reading_group"), sections("13_reading_group_answers")
+    assert sorted(asked) == sorted(answered) == list(range(1, 9))
+    for number, cells in asked.items():
+        assert cells[0].source.splitlines()[0] == answered[number][0].source.splitlines()[0]
+        assert "<details><summary>Hint</summary>" in cells[0].source
+        ours, theirs = (
+            re.findall(r"^ex\d = (check_\w+\(.*\))$", "\n".join(cell.source for cell in group), re.MULTILINE)
+            for group in (cells, answered[number])
+        )
+        assert len(ours) == 1 and ours == theirs
+        assert any("..." in cell.source for cell in cells if cell.cell_type == "code")
 
 
 @pytest.mark.slow
