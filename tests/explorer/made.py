@@ -40,14 +40,17 @@ def random_logits(nodes: int, seed: int, vocabulary: int = VOCABULARY) -> torch.
     return 2.5 * torch.randn(nodes, vocabulary, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def made_recording(nodes=(12, 17), seed: int = 0, temperature: float = 1.0, trees: int = 2, labels=None) -> dict:
+def made_recording(
+    nodes=(12, 17), seed: int = 0, temperature: float = 1.0, trees: int = 2, labels=None, wide: int = 6
+) -> dict:
     """A recording of one answer with a round for each of `nodes`; every round has `trees` trees on one context."""
     rounds, pieces, start = [], ["start"], 1
     for index, size in enumerate(nodes):
         made = []
         for which in range(trees):
-            tree = random_tree(size, seed + 10 * index + which)
+            tree = random_tree(size, seed + 10 * index + which, wide)
             logits = random_logits(size, seed + 100 * index + which)
+            logits[tree.parents[1:], tree.tokens[1:]] += 5.5  # a drafter that often is right
             draft = random_logits(12, seed).log_softmax(-1)
             made.append({"name": f"tree {'ABCD'[which]}", **tree_columns(tree, logits, TEMPERATURES, 6, draft)})
         path, parents = [size // 2], made[0]["parents"]

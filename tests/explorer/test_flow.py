@@ -1,4 +1,4 @@
-"""The explorer's own arithmetic against the exit law: every temperature, every budget, every edit."""
+"""The explorer's own arithmetic against the exit law, to the five digits that a recording keeps."""
 
 import pytest
 import torch
@@ -24,9 +24,9 @@ def test_every_budget_is_the_exit_law_of_the_pruned_tree(seed, stop):
         law = exit_law(tree.prefix(budget + 1), logits[: budget + 1], TEMPERATURES[stop])
         found = flow(columns, TEMPERATURES[stop], stop, budget)
         for name in ("P", "rho", "w"):
-            assert getattr(found, name)[: budget + 1] == pytest.approx(getattr(law, name).tolist(), abs=1e-5)
+            assert getattr(found, name)[: budget + 1] == pytest.approx(getattr(law, name).tolist(), abs=3e-5)
             assert getattr(found, name)[budget + 1 :] == [None] * (29 - budget)
-        assert found.coverage == pytest.approx(float(law.coverage), abs=1e-5)
+        assert found.coverage == pytest.approx(float(law.coverage), abs=3e-5)
         assert found.exit_depth == pytest.approx(found.coverage, abs=1e-9)
         assert sum(found.w[: budget + 1]) == pytest.approx(1, abs=1e-9)
 
@@ -40,14 +40,14 @@ def test_adding_a_missing_token_gains_exactly_its_mass(seed, stop):
     before = flow(columns, TEMPERATURES[stop], stop)
     for node in range(20):
         for token, gain in missing_tokens(columns, before, node, TEMPERATURES[stop], stop)[:3]:
-            assert gain == pytest.approx(float(law.one_step_gain(node, token)), abs=1e-6)
+            assert gain == pytest.approx(float(law.one_step_gain(node, token)), abs=3e-5)
             after = flow(columns, TEMPERATURES[stop], stop, edits=[("add", node, token)])
             assert after.coverage - before.coverage == pytest.approx(gain, abs=1e-12)
             assert after.exit_depth == pytest.approx(after.coverage, abs=1e-9)
             assert sum(after.w) == pytest.approx(1, abs=1e-9)
             grown = DraftTree([*columns["tokens"], token], [*columns["parents"], node])
             rows = torch.cat([logits, logits[:1]])  # a leaf's row does not matter
-            assert after.P == pytest.approx(exit_law(grown, rows, TEMPERATURES[stop]).P.tolist(), abs=1e-5)
+            assert after.P == pytest.approx(exit_law(grown, rows, TEMPERATURES[stop]).P.tolist(), abs=3e-5)
 
 
 def test_gains_of_a_node_sum_to_its_exit_mass():
@@ -56,7 +56,7 @@ def test_gains_of_a_node_sum_to_its_exit_mass():
     found = flow(columns, 0.6, 1)
     for node in range(20):
         gains = missing_tokens(columns, found, node, 0.6, 1)
-        assert sum(gain for _, gain in gains) == pytest.approx(found.w[node], abs=1e-5)
+        assert sum(gain for _, gain in gains) == pytest.approx(found.w[node], abs=3e-5)
 
 
 def test_a_dropped_subtree_gives_its_mass_back_to_its_parent():

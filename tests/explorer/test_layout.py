@@ -22,7 +22,7 @@ def overlap(a, b) -> bool:
 
 
 def check(parents, labels):
-    place = tidy_layout(children_of(parents), labels)
+    place = tidy_layout(children_of(parents, [0.0] * len(parents)), labels)
     boxes = [place.box(node) for node in range(len(parents))]
     cells = {(place.depth[node], place.row[node]) for node in range(len(parents))}
     assert len(cells) == len(parents)

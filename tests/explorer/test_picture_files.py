@@ -13,8 +13,9 @@ from tevlib.explorer import colours
 from tevlib.explorer.drawing import Box, Curve, Text, draw_round, number, thickness
 from tevlib.explorer.flow import flow
 from tevlib.explorer.labels import columns, short, visible
+from tevlib.explorer.page import script_json
 from tevlib.explorer.recording import check_recording, load_recording, recording_of, save_recording
-from tevlib.explorer.scene import layout_of, scene_of, to_json
+from tevlib.explorer.scene import layout_of, scene_of
 from tevlib.explorer.svg import to_png, to_svg
 from tevlib.trees.exit_law import exit_law
 
@@ -92,7 +93,7 @@ def test_hostile_labels_stay_text():
     assert {element.tag.removeprefix(SVG) for element in root.iter()} <= {"svg", "rect", "path", "text", "title"}
     said = "".join(root.itertext())
     assert "\\u202e" in said and "\u202e" not in svg and "\x00" not in svg
-    text = to_json(scene)
+    text = script_json(scene)
     assert "<" not in text and json.loads(text)["labels"]["3"] == HOSTILE[3]
     assert to_png(draw_round(scene_of(made_recording(labels={3: "$x^2$", 5: "\\frac{"}))))[:4] == b"\x89PNG"
 

@@ -43,7 +43,7 @@ def tidy_rows(children: Sequence[Sequence[int]]) -> list[int]:
     """Row of every node of the tree with these `children` (node 0 the root), no two nodes of one depth in one row.
 
     A first child goes on in its parent's row, so that a line of the drawing reads as text; every further child starts
-    below all that came before it.
+    below all that came before it. The order of the children is the caller's.
     """
     rows = [0] * len(children)
     lines, stack = 0, [(0, False)]

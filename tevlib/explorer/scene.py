@@ -1,10 +1,11 @@
 """The scene: a recording with layout and colours, the one state that widget, one-file page, SVG and PNG draw from."""
 
-import json
 from collections.abc import Mapping
 
 from tevlib.explorer import colours, layout
+from tevlib.explorer.flow import flow
 from tevlib.explorer.labels import short, visible
+from tevlib.explorer.page import script_json
 from tevlib.explorer.recording import check_recording
 
 MOST_BYTES = 2_000_000
@@ -27,8 +28,10 @@ def scene_of(recording: Mapping) -> dict:
     cut = {token: short(text) for token, text in labels.items()}
     answers = []
     for answer in recording["answers"]:
+        stop = recording["temperatures"].index(answer["temperature"])
         rounds = [
-            {**cycle, "trees": [_with_layout(tree, cut) for tree in cycle["trees"]]} for cycle in answer["rounds"]
+            {**cycle, "trees": [_with_layout(tree, cut, answer["temperature"], stop) for tree in cycle["trees"]]}
+            for cycle in answer["rounds"]
         ]
         texts = {
             "name": visible(answer["name"]),
@@ -47,7 +50,7 @@ def scene_of(recording: Mapping) -> dict:
         "smallest": colours.SMALLEST,
         "colourBy": COLOUR_BY,
     }
-    scene["bytes"] = len(to_json(scene))
+    scene["bytes"] = len(script_json(scene).encode())
     if scene["bytes"] > MOST_BYTES:
         raise ValueError(
             f"{scene['bytes'] / 1e6:.1f} MB of rounds are more than the {MOST_BYTES / 1e6:.0f} MB that an explorer "
@@ -56,20 +59,12 @@ def scene_of(recording: Mapping) -> dict:
     return scene
 
 
-def to_json(scene: Mapping) -> str:
-    """The scene as compact JSON that may stand inside a `<script>` element: no `<`, no line separators."""
-    text = json.dumps(scene, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    for character in ("<", "\u2028", "\u2029"):
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
-def children_of(parents: list[int]) -> list[list[int]]:
-    """Children of every node, in node order."""
+def children_of(parents: list[int], mass: list[float]) -> list[list[int]]:
+    """Children of every node, those with most `mass` first, equal ones in node order."""
     children: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents[1:], start=1):
         children[parent].append(node)
-    return children
+    return [sorted(below, key=lambda node: (-mass[node], node)) for below in children]
 
 
 def layout_of(tree: Mapping) -> layout.Layout:
@@ -77,8 +72,10 @@ def layout_of(tree: Mapping) -> layout.Layout:
     return layout.Layout(**tree["layout"])
 
 
-def _with_layout(tree: Mapping, cut: Mapping[str, str]) -> dict:
-    found = layout.tidy_layout(children_of(tree["parents"]), [cut[str(token)] for token in tree["tokens"]])
+def _with_layout(tree: Mapping, cut: Mapping[str, str], temperature: float, stop: int) -> dict:
+    """The tree with its layout: the likeliest child under the target goes on in its parent's row."""
+    children = children_of(tree["parents"], flow(tree, temperature, stop).P)
+    found = layout.tidy_layout(children, [cut[str(token)] for token in tree["tokens"]])
     return {
         **tree,
         "name": visible(tree["name"]),

@@ -33,9 +33,9 @@ def record_suites(
     answers: int = 1,
     budget: int = 64,
     temperature: float = 0.6,
-    max_new_tokens: int = 32,
+    max_new_tokens: int = 24,
     seed: int = 0,
-    top: int = 8,
+    top: int = 6,
     dtype: str = "bfloat16",
     oracle: bool = True,
 ) -> dict:
@@ -67,7 +67,7 @@ class Recorder:
         budget: int = 64,
         builder: str = "best_first",
         verifier: str = "tev",
-        top: int = 8,
+        top: int = 6,
         oracle: bool = True,
     ):
         self.target, self.drafters = target, drafters
@@ -107,15 +107,16 @@ class Recorder:
                 "temperature": temperature,
                 "verifier": self.verifier,
                 "pieces": pieces,
-                "rounds": self._replay(generation, ids),
+                "rounds": self._replay(generation, ids, temperature),
             }
         )
         return generation
 
     @torch.inference_mode()
-    def _replay(self, generation: Generation, ids: Tensor) -> list[dict]:
+    def _replay(self, generation: Generation, ids: Tensor, temperature: float) -> list[dict]:
         """The rounds of `generation` with their logits, as JSON-ready dicts."""
         target = self.target
+        scale = temperature or 1.0  # the oracle's tree is the best at the temperature decoded from; at 0, at 1
         room = len(ids) + sum(cycle.length for cycle in generation.rounds) + self.budget + 1
         room += max(drafter.block_size for drafter in self.drafters.values())
         cache = target.new_cache(room)
@@ -133,7 +134,7 @@ class Recorder:
                 trees.append((name, tree, rows))
             if self.oracle:
                 depth = max(drafter.depth for drafter in self.drafters.values())
-                best = oracle_tree(lambda tree: target.score_tree(cache, tree)[0], self.budget, root, depth)
+                best = oracle_tree(lambda tree: target.score_tree(cache, tree)[0] / scale, self.budget, root, depth)
                 trees.append((ORACLE, best, trees[0][2]))
             columns = [self._columns(cache, *named) for named in trees[1:]]
             logits, node_features = target.score_tree(cache, cycle.tree, tuple(taps))  # last: its path is kept

@@ -14,7 +14,7 @@ NEVER = -1e9  # log-probability of what cannot be: JSON has no infinity
 
 
 def tree_columns(
-    tree: DraftTree, logits: Tensor, temperatures: Sequence[float], top: int = 8, draft_log_probs: Tensor | None = None
+    tree: DraftTree, logits: Tensor, temperatures: Sequence[float], top: int = 6, draft_log_probs: Tensor | None = None
 ) -> dict:
     """A tree and the target's flow through it as JSON-ready columns, one entry per node.
 
@@ -36,23 +36,23 @@ def tree_columns(
         "tokens": tree.tokens.tolist(),
         "parents": tree.parents.tolist(),
         "scores": None if tree.scores is None else _rounded(tree.scores.tolist(), 4),
-        "log_p": [0.0, *_rounded(own.tolist(), 6)],
+        "log_p": [0.0, *_rounded(own.tolist(), 5)],
         "argmax": log_p.argmax(-1).tolist(),
         "missing": [[token for token, _ in row] for row in missing],
-        "missing_log_p": [_rounded([value for _, value in row], 6) for row in missing],
+        "missing_log_p": [_rounded([value for _, value in row], 5) for row in missing],
         "missing_log_q": [
             _draft_log_probs(draft_log_probs, depth, [token for token, _ in row])
             for depth, row in zip(depths, missing, strict=True)
         ],
         "log_z": [_log_z(log_p, temperature) for temperature in temperatures],
-        "rho": [[float(f"{rho:.7g}") for rho in law.rho.tolist()] for law in laws],
+        "rho": [[float(f"{rho:.6g}") for rho in law.rho.tolist()] for law in laws],
     }
 
 
 def _log_z(log_p: Tensor, temperature: float) -> list[float]:
     if is_greedy(temperature):
         return [0.0] * len(log_p)  # not used: the law is one-hot
-    return _rounded((log_p / temperature).logsumexp(-1).tolist(), 6)
+    return _rounded((log_p / temperature).logsumexp(-1).tolist(), 5)
 
 
 def _finite(ids: list[int], values: list[float]) -> list[tuple[int, float]]:

@@ -1,0 +1,44 @@
+"""A real Chromium for the tests of what is seen: without one these tests fail, they are not skipped."""
+
+import shutil
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium; fails, naming what to install, where there is none."""
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.fail("no Chromium found: install one (Debian: apt-get install chromium), the explorer is tested in it")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def open_page(browser, tmp_path):
+    """A function: the page of a `TreeExplorer` in the browser, offline; every request and every error is noted."""
+    contexts = []
+
+    def open_it(explorer, width=1400, height=1000, **options):
+        context = browser.new_context(viewport={"width": width, "height": height}, offline=True, **options)
+        contexts.append(context)
+        context.set_default_timeout(60_000)
+        page = context.new_page()
+        page.requests, page.problems = [], []
+        page.on("request", lambda request: page.requests.append(request.url))
+        page.on("pageerror", lambda error: page.problems.append(str(error)))
+        page.on("console", lambda said: page.problems.append(said.text) if said.type == "error" else None)
+        page.goto(explorer.save_html(tmp_path / "explorer.html").as_uri())
+        page.wait_for_selector("[data-node='0']")
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
