@@ -226,7 +226,7 @@ function render({ model, el }) {
     asked.open = open;
     const strip = textStrip(a, get("round"), main.said);
     textBox.replaceChildren(asked, strip);
-    strip.scrollTop = strip.scrollHeight;
+    requestAnimationFrame(() => { strip.scrollTop = strip.scrollHeight; });
     tiles.replaceChildren(...identityTiles(main, facts(main)));
     drawPanes(main, other);
     drawHint(main);
@@ -238,6 +238,8 @@ function render({ model, el }) {
 
   function drawPanes(main, other) {
     const views = other ? [main, other] : [main];
+    s.width ??= panes.clientWidth || 900; // measured once and when it changes: reading it now would lay out the page
+    const room = (s.width - 10 * (views.length - 1)) / views.length - 4;
     while (panes.children.length > views.length) panes.lastChild.remove();
     views.forEach((view, i) => {
       if (!panes.children[i]) panes.append(pane(i));
@@ -247,7 +249,6 @@ function render({ model, el }) {
       const scroll = found.querySelector(".tx-scroll");
       const svg = drawTree(scene, view, { by: get("colour_by"), log: get("log_scale"), theme: theme(), zoom: 1, id: `${id}-${i}` });
       const [wide, tall] = [+svg.dataset.width, +svg.dataset.height];
-      const room = (scroll.clientWidth || 900) - 2;
       const zoom = s.zoom ?? Math.max(0.8, Math.min(1.15, room / wide));
       s.lastZoom = zoom;
       svg.setAttribute("width", Math.round(wide * zoom));
@@ -304,14 +305,16 @@ function render({ model, el }) {
     const node = v >= 0 ? scroll.querySelector(`[data-node="${v}"]`) : null;
     if (!node) return scroll.removeAttribute("aria-activedescendant");
     node.classList.add("tx-selected");
-    const [inside, whole] = [node.getBoundingClientRect(), scroll.getBoundingClientRect()];
-    if (v !== s.seen) {
-      if (inside.top < whole.top || inside.bottom > whole.bottom) scroll.scrollTop += inside.top - whole.top - whole.height / 2;
-      if (inside.left < whole.left || inside.right > whole.right) scroll.scrollLeft += inside.left - whole.left - whole.width / 2;
-    }
+    if (v !== s.seen) requestAnimationFrame(() => bringIntoView(scroll, node));
     s.seen = v;
     scroll.setAttribute("aria-activedescendant", node.id);
     return undefined;
+  }
+
+  function bringIntoView(scroll, node) {
+    const [inside, whole] = [node.getBoundingClientRect(), scroll.getBoundingClientRect()];
+    if (inside.top < whole.top || inside.bottom > whole.bottom) scroll.scrollTop += inside.top - whole.top - whole.height / 2;
+    if (inside.left < whole.left || inside.right > whole.right) scroll.scrollLeft += inside.left - whole.left - whole.width / 2;
   }
 
   function hover(v, index) {
