@@ -1,7 +1,9 @@
 """The course's toys and its counted laws: by hand, against the library, and with verifiers that are wrong."""
 
 import itertools
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +41,16 @@ def test_the_exercise_toy_by_hand():
     close(found.law.w, [0.2, 0.05, 0.12, 0.15, 0.3, 0.09, 0.09])
     assert float(found.law.coverage) == pytest.approx(1.43)
     assert int(found.law.P[1:].argmax()) != int(found.law.w[1:].argmax())
+
+
+def test_the_handout_s_numbers_are_the_lecture_toy_s():
+    """Every row of the handout's table, path, P, rho, w and depth, is what the library computes."""
+    page = (Path(__file__).parents[2] / "docs" / "handout.md").read_text(encoding="utf-8")
+    printed = re.findall(r"^\| (cat[\w ]*) \| (\S+) \| (\S+) \| (\S+) \| (\d) \|$", page, re.MULTILINE)
+    found = TOYS["lecture"]
+    computed = zip(found.paths, found.law.P, found.law.rho, found.law.w, found.tree.depths, strict=True)
+    assert printed == [(path, f"{P:.2f}", f"{rho:.2f}", f"{w:.2f}", f"{depth}") for path, P, rho, w, depth in computed]
+    assert f"= {float(found.law.coverage):.2f}" in page
 
 
 def test_a_bad_toy_is_refused():

@@ -118,6 +118,25 @@ def test_table4(home, record_of, monkeypatch):
     assert (home / "data" / "tables" / "table4.csv").is_file()
 
 
+EXIT_LAW = {"toy_plays": 300, "plays": 20, "chain_rounds": 2, "chains": 3, "max_new_tokens": 8}
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_exit_law(tiny, home, temperature):
+    """Toy and tiny real trees: laws, both forms of C_p, three verifiers, gains, both sides of Eq. 55, and pictures."""
+    parameters = EXIT_LAW | {
+        "target": str(tiny / "target"), "drafter": str(tiny / "drafter-tiny"), "suite": str(tiny / "chat.jsonl"),
+        "dtype": "float32", "budget": 6, "chain_length": 2, "temperature": temperature,
+        "figures": str(home / "pictures"),
+    }  # fmt: skip
+    shown = outputs(run_notebook("10_exit_law", parameters, timeout=120))
+    for words in ("sum of w: 1.000000000000", "E[D]", "Eq. 13", "z = ", "Eq. 55 holds for all", "argmax chain of 2"):
+        assert words in shown
+    assert shown.count("<picture>") == 6
+    written = {path.stem for path in (home / "pictures").glob("*.png")}
+    assert written == {"course_toy", "course_real", "course_chains"}
+
+
 def sections(name: str) -> dict[int, list[nbformat.NotebookNode]]:
     """The cells of each exercise of a notebook of the course, by the number in its heading."""
     found, number = {}, None
@@ -164,6 +183,13 @@ def test_quickstart_as_shipped(home):
     """With its defaults the quickstart runs on the shipped drafter and the offline target."""
     shown = outputs(run_notebook("00_quickstart", {"max_new_tokens": 32}, timeout=600))
     assert "SmolLM2-135M-Instruct" in shown and "<picture>" in shown
+
+
+@pytest.mark.slow
+def test_exit_law_as_shipped(home):
+    """With its defaults but fewer plays it runs on the shipped drafter and the offline target."""
+    shown = outputs(run_notebook("10_exit_law", EXIT_LAW, timeout=600))
+    assert "SmolLM2-135M-Instruct" in shown and shown.count("<picture>") == 6
 
 
 @pytest.mark.slow
