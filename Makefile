@@ -1,6 +1,6 @@
 # make reproduce   set up, fetch, run the laptop profile, print and write Table 4
 # make test        set up, fetch, all tests          make quick   the fast ones
-# make lab         JupyterLab on the notebooks       make lint    ruff and clean notebooks
+# make lab         JupyterLab on the explorer        make lint    ruff and clean notebooks
 # Variables: PROFILE=smoke|laptop|paper   PYTHON=python3.12   VENV=folder
 
 PYTHON ?= python3
@@ -24,7 +24,7 @@ quick: $(VENV)/.development
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow" $(PYTEST)
 
 lab: $(VENV)/.runtime
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab notebooks/11_tree_explorer.ipynb
 
 lint: $(VENV)/.development
 	$(BIN)/ruff check .

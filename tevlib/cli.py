@@ -102,12 +102,43 @@ def notebook(options: argparse.Namespace) -> int:
     return 0
 
 
+def export(options: argparse.Namespace) -> int:
+    """Write a notebook as one offline HTML file with interactive tree explorers; run it first if it has no outputs."""
+    from tevlib.report.export import export_notebook
+
+    path, explorers = export_notebook(options.name, options.output)
+    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB, {explorers} interactive explorers)")
+    return 0
+
+
+def record(options: argparse.Namespace) -> int:
+    """Decode a prompt or more of each suite and keep the rounds for the tree explorer."""
+    from tevlib.explorer.recording import save_recording
+    from tevlib.suite.paths import from_repository
+    from tevlib.suite.record_trees import record_suites
+
+    recording = record_suites(
+        options.target,
+        options.drafters,
+        answers=options.prompts,
+        budget=options.budget,
+        temperature=options.temperature,
+        max_new_tokens=options.max_new_tokens,
+    )
+    path = save_recording(recording, from_repository(options.output))
+    rounds = sum(len(answer["rounds"]) for answer in recording["answers"])
+    print(f"{path}: {len(recording['answers'])} answers, {rounds} rounds, {path.stat().st_size / 1e3:.0f} kB")
+    return 0
+
+
 COMMANDS = {
     "fetch": (fetch, "bring the offline prompts and the laptop target into the cache"),
     "run": (run, "run the unfinished cells of a profile, then write and print the tables"),
     "cells": (cells, "list the cells of a profile with their state"),
     "table": (table, "write and print a table from the records that there are"),
     "notebook": (notebook, "run one notebook with parameters"),
+    "export": (export, "write a notebook as one offline HTML file with interactive trees"),
+    "record": (record, "record rounds of real prompts for the tree explorer"),
 }
 
 
@@ -168,6 +199,16 @@ def _parser() -> argparse.ArgumentParser:
         made[name].add_argument("--timeout", type=float, help="seconds that one notebook cell may take")
     made["notebook"].add_argument("name", help="a notebook of notebooks/, or a path")
     made["notebook"].add_argument("parameter", nargs="*", help="name=value")
+    made["export"].add_argument("name", help="a notebook of notebooks/, or a path")
+    made["export"].add_argument("--output", help="where the page goes (default: runs/<name>.html)")
+    made["record"].add_argument("--drafters", nargs="+", default=["data/drafters/smollm2-135m-base"], metavar="DRAFTER",
+                                help="the first writes the text, the others only draw their trees beside")  # fmt: skip
+    made["record"].add_argument("--target", default="SmolLM2-135M-Instruct", help="hub id, folder or GGUF file")
+    made["record"].add_argument("--prompts", type=int, default=1, help="prompts of each suite (default: 1)")
+    made["record"].add_argument("--budget", type=int, default=64, help="draft tokens in a tree (default: 64)")
+    made["record"].add_argument("--temperature", type=float, default=0.6, help="of the target (default: 0.6)")
+    made["record"].add_argument("--max-new-tokens", type=int, default=24, help="length of an answer (default: 24)")
+    made["record"].add_argument("--output", default="data/trees/rounds.json.gz", help="where the recording goes")
     made["notebook"].add_argument("--output", help="where the executed notebook goes (default: runs/<name>.ipynb)")
     made["notebook"].add_argument("--parameters-help", action="store_true", help="list the notebook's parameters")
     return parser

@@ -53,6 +53,30 @@ def record_suites(
     return recorder.recording()
 
 
+class LiveDecoder:
+    """Decodes a prompt that somebody types, and keeps its rounds; target and drafters are loaded when first needed."""
+
+    def __init__(self, target_name: str, dtype: str = "bfloat16"):
+        self.target_name, self.dtype = target_name, dtype
+        self.target: Target | None = None
+        self.drafters: dict[str, DFlashDraftModel] = {}
+
+    def recording(
+        self, prompt: str, drafter: str, budget: int, temperature: float, max_new_tokens: int, seed: int = 0
+    ) -> dict:
+        """The recording of one answer. ValueError for an empty prompt, and for what loading and decoding refuse."""
+        if not prompt.strip():
+            raise ValueError("the prompt is empty: type a question")
+        if self.target is None:
+            self.target = load_target(self.target_name, dtype=self.dtype)
+        if drafter not in self.drafters:
+            self.drafters[drafter] = load_drafter(drafter_folder(drafter), self.target)
+        name = drafter.rstrip("/").split("/")[-1]
+        recorder = Recorder(self.target, {name: self.drafters[drafter]}, budget=budget)
+        recorder.record(prompt, "your prompt", temperature, max_new_tokens, seed)
+        return recorder.recording()
+
+
 class Recorder:
     """Decodes prompts and keeps their rounds; `recording()` is all that was kept so far.
 
