@@ -178,6 +178,19 @@ def test_exercises_and_answers_go_together():
         assert any("..." in cell.source for cell in cells if cell.cell_type == "code")
 
 
+def test_tree_explorer(tiny, home):
+    """The shipped rounds open without a model, a prompt of one's own decodes, and the widgets' state is saved."""
+    parameters = {
+        "prompt": "Say a.", "target": str(tiny / "target"), "drafter": str(tiny / "drafter-tiny"), "dtype": "float32",
+        "budget": 6, "temperature": 1.0, "max_new_tokens": 8,
+    }  # fmt: skip
+    path = run_notebook("11_tree_explorer", parameters, timeout=120)
+    assert outputs(path).count("<picture>") == 2
+    assert "mean" in outputs(path) and "ceiling" in outputs(path)
+    widgets = nbformat.read(path, as_version=4).metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
+    assert sum("scene" in model["state"] for model in widgets.values()) == 2
+
+
 @pytest.mark.slow
 def test_quickstart_as_shipped(home):
     """With its defaults the quickstart runs on the shipped drafter and the offline target."""
