@@ -128,7 +128,9 @@ def test_what_if_gains_exactly_and_can_be_undone(open_page):
     assert tile(page, "ceiling") == pytest.approx(1 + before.coverage + gain, abs=6e-5)
     assert tile(page, "Σ w(v)") == pytest.approx(1)
     assert f"C_p +{gain:.4f}, exactly" in page.locator(".tx-what-if").inner_text()
-    mass = [*before.P, 0.0]  # the added node comes last
+    mass = [*before.P, 0.0]  # the added node comes last, the text's own tokens first
+    for on_path in recording["answers"][0]["rounds"][0]["path"]:
+        mass[on_path] = 2.0
     rows = tidy_layout(children_of(after.parents, mass), ["x"] * len(after.parents)).row
     tops = page.evaluate("() => [...document.querySelectorAll('.tx-node')].map(n => +n.children[0].getAttribute('y'))")
     assert tops == [MARGIN + ROW * row for row in rows]

@@ -153,6 +153,14 @@ def test_a_generation_is_shown_with_what_it_holds(temperature):
     assert scene["answers"][0]["pieces"][0] == "t1" and scene["labels"]["3"] == "t3"
 
 
+def test_the_first_line_is_the_text():
+    """In every tree the tokens that the text runs through lie in the root's row, to the end of the accepted path."""
+    scene = scene_of(made_recording(nodes=(25, 30)))
+    for cycle in scene["answers"][0]["rounds"]:
+        row = cycle["trees"][0]["layout"]["row"]
+        assert {row[node] for node in cycle["path"]} == {0}
+
+
 def test_the_layout_of_the_scene_fits_the_picture():
     """All boxes and texts lie inside the drawing, for one node and for many."""
     for nodes in (1, 2, 60):

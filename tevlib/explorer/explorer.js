@@ -26,7 +26,9 @@ function render({ model, el }) {
   const get = (name) => model.get(name);
   const put = (changes) => {
     error.hidden = true;
+    s.own = true; // these changes are drawn once, here, and not again as news from the model
     for (const [name, value] of Object.entries(changes)) model.set(name, value);
+    s.own = false;
     model.save_changes();
     update();
   };
@@ -139,7 +141,7 @@ function render({ model, el }) {
       field("Verifier", verifier), playButton, button("Step", "One step of the verifier", () => { pause(); stepOnce(); }), button("■", "Stop and forget this play", () => { stopPlaying(); update(); }),
       field("Speed", speed), field("Seed", seed),
       h("div", { class: "tx-field" }, h("span", {}, "All three"), ...[100, 2000].map((n) => button(`${n.toLocaleString("en")} plays`, `Play each verifier ${n} times`, () => playMany(n)))),
-      button("Reset", "Forget all plays", () => { s.plays = 0; resetTally(); update(); })),
+      button("Reset", "Forget all plays", () => { stopPlaying(); s.plays = 0; resetTally(); update(); })),
     sayBox, histogramBox,
     h("div", { class: "tx-foot" },
       h("span", {}, "Keys in a tree: arrows walk, Enter pins, A adds the best missing token, D drops, U undoes, [ and ] change the round, + − 0 zoom, space plays."),
@@ -249,7 +251,7 @@ function render({ model, el }) {
       const scroll = found.querySelector(".tx-scroll");
       const svg = drawTree(scene, view, { by: get("colour_by"), log: get("log_scale"), theme: theme(), zoom: 1, id: `${id}-${i}` });
       const [wide, tall] = [+svg.dataset.width, +svg.dataset.height];
-      const zoom = s.zoom ?? Math.max(0.8, Math.min(1.15, room / wide));
+      const zoom = s.zoom ?? Math.max(views.length > 1 ? 0.66 : 0.8, Math.min(1.15, room / wide));
       s.lastZoom = zoom;
       svg.setAttribute("width", Math.round(wide * zoom));
       svg.setAttribute("height", Math.round(tall * zoom));
@@ -305,13 +307,15 @@ function render({ model, el }) {
     const node = v >= 0 ? scroll.querySelector(`[data-node="${v}"]`) : null;
     if (!node) return scroll.removeAttribute("aria-activedescendant");
     node.classList.add("tx-selected");
-    if (v !== s.seen) requestAnimationFrame(() => bringIntoView(scroll, node));
+    if (v !== s.seen) requestAnimationFrame(() => bringIntoView(scroll, v));
     s.seen = v;
     scroll.setAttribute("aria-activedescendant", node.id);
     return undefined;
   }
 
-  function bringIntoView(scroll, node) {
+  function bringIntoView(scroll, v) {
+    const node = scroll.querySelector(`[data-node="${v}"]`);
+    if (!node) return;
     const [inside, whole] = [node.getBoundingClientRect(), scroll.getBoundingClientRect()];
     if (inside.top < whole.top || inside.bottom > whole.bottom) scroll.scrollTop += inside.top - whole.top - whole.height / 2;
     if (inside.left < whole.left || inside.right > whole.right) scroll.scrollLeft += inside.left - whole.left - whole.width / 2;
@@ -538,7 +542,7 @@ function render({ model, el }) {
   };
   let asked = false;
   const soon = () => {
-    if (asked) return;
+    if (asked || s.own) return;
     asked = true;
     queueMicrotask(() => { asked = false; guarded(update)(); });
   };

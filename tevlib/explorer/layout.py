@@ -1,7 +1,8 @@
 """The tidy layout of a tree, in pixels: one for the widget, the SVG and the PNG.
 
 The root is at the left, a column for every depth. A first child stays in its parent's row, so that a line of the
-drawing reads as text; every other child starts a row below all that came before. The rows of a subtree are therefore
+drawing reads as text (the first line is the text that was decoded); every other child starts a row below all that came
+before. The rows of a subtree are therefore
 one block: boxes cannot overlap, and edges, which live between the columns, cannot cross.
 """
 

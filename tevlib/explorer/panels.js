@@ -13,7 +13,7 @@ function identityTiles(view, facts) {
     tile("C_p = Σ P(v)", f.coverage.toFixed(4), change === null ? "draft tokens covered" : `${signed(change)} by what-if`, change === null ? "" : "tx-changed"),
     tile("C_p = Σ w(v)·depth", f.exitDepth.toFixed(4), "the same, by exits (Eq. 6)"),
     tile("ceiling 1 + C_p", (1 + f.coverage).toFixed(4), "tokens a round, at most"),
-    tile("this text", String(view.realised), "tokens in this round"),
+    tile("this round", String(view.realised), "tokens of the decoded text"),
     tile("rounds so far", facts.meanLength.toFixed(2), `mean; ceilings ${facts.meanCeiling.toFixed(2)}`),
   ];
 }
@@ -99,14 +99,14 @@ function histogram(scene, f, tally) {
   const name = (v) => {
     if (v === 0) return shortLabel(scene, f.tokens[0], 12) + " (root)";
     const text = f.parents[v] === 0 ? shortLabel(scene, f.tokens[v]) : `${shortLabel(scene, f.tokens[f.parents[v]], 9)} ${shortLabel(scene, f.tokens[v], 12)}`;
-    return f.depth[v] > 2 ? "… " + text : text;
+    return `${f.depth[v] > 2 ? "… " : ""}${text} #${v}`;
   };
   const bins = rows.map((v) => ({ name: name(v), nodes: [v] }));
   if (rest.length) bins.push({ name: `${rest.length} other nodes`, nodes: rest });
   const share = (key, nodes) => (tally[key].plays ? nodes.reduce((sum, v) => sum + (tally[key].counts.get(v) ?? 0), 0) / tally[key].plays : 0);
   const mass = bins.map((bin) => bin.nodes.reduce((sum, v) => sum + f.w[v], 0));
   const most = Math.max(...mass, ...ORDER.flatMap((key) => bins.map((bin) => share(key, bin.nodes))), 0.01);
-  const [labelWidth, full, tall] = [200, 330, 24];
+  const [labelWidth, full, tall] = [232, 330, 24];
   const chart = g("svg", { viewBox: `0 0 ${labelWidth + full + 60} ${bins.length * tall + 8}`, class: "tx-histogram", role: "img", "aria-label": "Exits of the three verifiers beside w(v)" });
   bins.forEach((bin, i) => {
     const top = 4 + i * tall;

@@ -1,5 +1,6 @@
 """The scene: a recording with layout and colours, the one state that widget, one-file page, SVG and PNG draw from."""
 
+import math
 from collections.abc import Mapping
 
 from tevlib.explorer import colours, layout
@@ -29,10 +30,11 @@ def scene_of(recording: Mapping) -> dict:
     answers = []
     for answer in recording["answers"]:
         stop = recording["temperatures"].index(answer["temperature"])
-        rounds = [
-            {**cycle, "trees": [_with_layout(tree, cut, answer["temperature"], stop) for tree in cycle["trees"]]}
-            for cycle in answer["rounds"]
-        ]
+        rounds = []
+        for index, cycle in enumerate(answer["rounds"]):
+            text = text_from(answer, index)
+            trees = [_with_layout(tree, cut, answer["temperature"], stop, text) for tree in cycle["trees"]]
+            rounds.append({**cycle, "trees": trees})
         texts = {
             "name": visible(answer["name"]),
             "prompt": visible(answer["prompt"], keep="\n\t"),
@@ -59,6 +61,26 @@ def scene_of(recording: Mapping) -> dict:
     return scene
 
 
+def text_from(answer: Mapping, index: int) -> list[int]:
+    """Tokens of the text from round `index` on: its own block, then the blocks of the rounds behind it."""
+    text: list[int] = []
+    for cycle in answer["rounds"][index:]:
+        text += [cycle["trees"][0]["tokens"][node] for node in cycle["path"][1:]] + [cycle["bonus"]]
+    return text
+
+
+def walk(tree: Mapping, text: list[int]) -> list[int]:
+    """Nodes of `tree` that `text` runs through, root first."""
+    edges = zip(tree["parents"], tree["tokens"], strict=True)
+    child = {edge: node for node, edge in enumerate(edges)}
+    path = [0]
+    for token in text:
+        if (path[-1], token) not in child:
+            break
+        path.append(child[path[-1], token])
+    return path
+
+
 def children_of(parents: list[int], mass: list[float]) -> list[list[int]]:
     """Children of every node, those with most `mass` first, equal ones in node order."""
     children: list[list[int]] = [[] for _ in parents]
@@ -72,10 +94,12 @@ def layout_of(tree: Mapping) -> layout.Layout:
     return layout.Layout(**tree["layout"])
 
 
-def _with_layout(tree: Mapping, cut: Mapping[str, str], temperature: float, stop: int) -> dict:
-    """The tree with its layout: the likeliest child under the target goes on in its parent's row."""
-    children = children_of(tree["parents"], flow(tree, temperature, stop).P)
-    found = layout.tidy_layout(children, [cut[str(token)] for token in tree["tokens"]])
+def _with_layout(tree: Mapping, cut: Mapping[str, str], temperature: float, stop: int, text: list[int]) -> dict:
+    """The tree with its layout: the text's own tokens go on in one row, then the likeliest child under the target."""
+    mass = list(flow(tree, temperature, stop).P)
+    for node in walk(tree, text):
+        mass[node] = math.inf
+    found = layout.tidy_layout(children_of(tree["parents"], mass), [cut[str(token)] for token in tree["tokens"]])
     return {
         **tree,
         "name": visible(tree["name"]),
