@@ -44,8 +44,11 @@ def test_the_exercise_toy_by_hand():
 
 
 def test_the_handout_s_numbers_are_the_lecture_toy_s():
-    """Every row of the handout's table, path, P, rho, w and depth, is what the library computes."""
-    page = (Path(__file__).parents[2] / "docs" / "handout.md").read_text(encoding="utf-8")
+    """Every row of the handout's table, path, P, rho, w and depth, is what the library computes; the figures exist."""
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "handout.md").read_text(encoding="utf-8")
+    figures = re.findall(r'<img src="(\S+)" alt="[^"]+" width="\d+">', page)
+    assert len(figures) == 3 and all((docs / figure).is_file() for figure in figures)
     printed = re.findall(r"^\| (cat[\w ]*) \| (\S+) \| (\S+) \| (\S+) \| (\d) \|$", page, re.MULTILINE)
     found = TOYS["lecture"]
     computed = zip(found.paths, found.law.P, found.law.rho, found.law.w, found.tree.depths, strict=True)

@@ -118,19 +118,18 @@ def test_table4(home, record_of, monkeypatch):
     assert (home / "data" / "tables" / "table4.csv").is_file()
 
 
-EXIT_LAW = {"toy_plays": 300, "plays": 20, "chain_rounds": 2, "chains": 3, "max_new_tokens": 8}
+EXIT_LAW = {"toy_plays": 300, "plays": 20, "sampled_rounds": 2, "chains": 3, "max_new_tokens": 8}
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_exit_law(tiny, home, temperature):
+def test_exit_law(tiny, home):
     """Toy and tiny real trees: laws, both forms of C_p, three verifiers, gains, both sides of Eq. 55, and pictures."""
     parameters = EXIT_LAW | {
         "target": str(tiny / "target"), "drafter": str(tiny / "drafter-tiny"), "suite": str(tiny / "chat.jsonl"),
-        "dtype": "float32", "budget": 6, "chain_length": 2, "temperature": temperature,
+        "dtype": "float32", "budget": 6, "chain_length": 2, "temperature": 0.7,
         "figures": str(home / "pictures"),
     }  # fmt: skip
     shown = outputs(run_notebook("10_exit_law", parameters, timeout=120))
-    for words in ("sum of w: 1.000000000000", "E[D]", "Eq. 13", "z = ", "Eq. 55 holds for all", "argmax chain of 2"):
+    for words in ("sum of w: 1.000000000000", "E[D]", "z = ", "Eq. 55 holds", "argmax chain of 2", "could have"):
         assert words in shown
     assert shown.count("<picture>") == 6
     written = {path.stem for path in (home / "pictures").glob("*.png")}
