@@ -162,6 +162,24 @@ def test_reading_group_answers(home):
     assert "8 of 8 right" in shown and "<picture>" in shown and "exit weights w(v)" in shown
 
 
+def test_reading_group_filled_in(home, tmp_path):
+    """The exercises with the answers' cells in place of their own: all right, and what was held back is shown."""
+    notebook = nbformat.read(repository() / "notebooks" / "12_reading_group.ipynb", as_version=4)
+    answers = {
+        re.search(r"^ex\d = ", cell.source, re.MULTILINE)[0]: cell.source
+        for cells in sections("13_reading_group_answers").values()
+        for cell in cells
+        if cell.cell_type == "code" and re.search(r"^ex\d = ", cell.source, re.MULTILINE)
+    }
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and (found := re.search(r"^ex\d = ", cell.source, re.MULTILINE)):
+            cell.source = answers.pop(found[0])
+    assert not answers
+    nbformat.write(notebook, tmp_path / "filled_in.ipynb")
+    shown = outputs(run_notebook(tmp_path / "filled_in.ipynb", {"steps": [3.0]}, timeout=120))
+    assert "8 of 8 right" in shown and "<picture>" in shown and "step 3" in shown
+
+
 def test_exercises_and_answers_go_together():
     """The same eight headings and checks in both, a hint to open in each exercise, no answer in the exercises."""
     asked, answered = sections("12_reading_group"), sections("13_reading_group_answers")
