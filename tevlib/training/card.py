@@ -6,8 +6,9 @@ from dataclasses import asdict
 
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.target import Target
+from tevlib.training.config import TrainConfig
 from tevlib.training.data import DataConfig
-from tevlib.training.train import TrainConfig
+from tevlib.training.objectives import OBJECTIVES
 
 HEADER = """---
 license: apache-2.0
@@ -60,9 +61,9 @@ def drafter_card(
             + (f"It started from `{init}`." if init else "It started from the target's own last layers.")
             + (" None of the four suites' prompts is among the training prompts." if data.source == "offline" else ""),
             "",
-            _table(["data", "value"], list(asdict(data).items())),
+            _settings("data", asdict(data)),
             "",
-            _table(["training", "value"], list(asdict(config).items())),
+            _settings("training", {k: v for k, v in asdict(config).items() if k not in _unused(objective)}),
             "",
             "## Held-out ceilings",
             "",
@@ -78,6 +79,22 @@ def drafter_card(
             "",
         ]
     )
+
+
+def _unused(objective: str) -> set[str]:
+    """Fields of a `TrainConfig` that play no part in an objective."""
+    trees = {"guidance", "token_weight", "trees", "tree_budget", "tree_temperature"}
+    leaves, gain = {"horizon_leaves"}, {"gain_share", "gain_floor"}
+    losses = set(OBJECTIVES[objective][1])
+    unused = set() if losses & {"exit", "prefix", "gain"} else trees
+    unused |= set() if losses & {"exit", "prefix"} else leaves
+    unused |= set() if "gain" in losses else gain
+    return unused | (set() if "opd" in losses else {"opd_decay"})
+
+
+def _settings(kind: str, values: dict) -> str:
+    """A table of settings; numbers as they were given, not rounded."""
+    return _table([kind, "value"], [(k, f"{v:g}" if isinstance(v, float) else v) for k, v in values.items()])
 
 
 def _table(head: list[str], rows: list[tuple]) -> str:
