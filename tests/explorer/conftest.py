@@ -1,6 +1,9 @@
 """A real Chromium for the tests of what is seen: without one these tests fail, they are not skipped."""
 
+import os
 import shutil
+import time
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +45,18 @@ def open_page(browser, tmp_path):
     yield open_it
     for context in contexts:
         context.close()
+
+
+@pytest.fixture
+def picture(tmp_path):
+    """A function: a screenshot of a page or of a part of it, kept in $TEVLIB_FIGURES (the readme's: figures)."""
+    folder = Path(os.environ.get("TEVLIB_FIGURES") or tmp_path)
+
+    def take(part, name):
+        path = folder / f"{name}.png"
+        time.sleep(0.5)  # scrolling and layout come to rest
+        part.screenshot(path=path)
+        assert path.stat().st_size > 20_000
+        return path
+
+    return take

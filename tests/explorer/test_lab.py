@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from urllib.request import urlopen
 
 import nbformat
@@ -17,6 +19,7 @@ from tevlib.explorer.recording import save_recording
 from tevlib.suite.notebook import run_notebook
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent.parent
 
 CELLS = (
     'recording: str = ""  # a file',
@@ -38,12 +41,17 @@ def lab(tmp_path_factory):
     environment = os.environ | {
         "JUPYTER_DATA_DIR": str(folder / "data"), "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"), "TEVLIB_HOME": str(folder / "home"),
+        "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     os.environ["TEVLIB_HOME"] = environment["TEVLIB_HOME"]
     run_notebook(folder / "live.ipynb", output=folder / "ran.ipynb", timeout=300, start_timeout=300)
     del os.environ["TEVLIB_HOME"]
+    shutil.copy(ROOT / "notebooks" / "11_tree_explorer.ipynb", folder)
+    settings = folder / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True)
+    (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
     command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--port=0", "--ip=127.0.0.1", "--allow-root"]
-    command += ["--IdentityProvider.token=", f"--ServerApp.root_dir={folder}", "--LabApp.news_url=None"]
+    command += ["--IdentityProvider.token=", f"--ServerApp.root_dir={folder}"]
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
     try:
@@ -145,4 +153,26 @@ def test_reopened_trusted_and_untrusted(lab, open_notebook):
     page.locator(".tx [data-node='0']").first.wait_for()
     page.locator(".tx [data-node='2']").first.click()
     assert "pinned" in page.locator(".tx-card").first.inner_text()
+    assert page.outside == []
+
+
+def test_a_new_users_path(open_notebook, picture):
+    """Run All on the shipped notebook: where most mass leaves, what would have kept it, both tried."""
+    page = open_notebook("11_tree_explorer.ipynb")
+    page.keyboard.press("Control+b")  # the file browser goes
+    restart_and_run_all(page)
+    explorer = page.locator(".tx").first
+    explorer.locator("[data-node='0']").first.wait_for()
+    explorer.scroll_into_view_if_needed()
+    hint = explorer.locator(".tx-hint").inner_text()
+    w, gain = re.search(r"w = ([\d.]+).*\(\+([\d.]+)\)", hint).groups()
+    explorer.get_by_role("button", name="Pin that node").click()
+    assert float(w) == pytest.approx(
+        float(explorer.locator(".tx-facts tr").nth(2).locator("td").first.inner_text()), abs=1e-3
+    )
+    explorer.evaluate("element => element.scrollIntoView({ block: 'start' })")
+    picture(page, "explorer_jupyterlab")
+    explorer.get_by_role("button", name="Add that token to the tree").click()
+    change = re.search(r"\+([\d.]+) by what-if", explorer.locator(".tx-tiles").inner_text())[1]
+    assert float(change) == pytest.approx(float(gain), abs=1e-3)
     assert page.outside == []

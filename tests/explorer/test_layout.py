@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tevlib.explorer.layout import BOX, GAP, ROW, tidy_layout
+from tevlib.explorer.layout import BOX, CHARACTER, GAP, ROW, tidy_layout
 from tevlib.explorer.scene import children_of
 
 
@@ -72,4 +72,4 @@ def test_sizes_from_1_to_1024(nodes, shape):
 def test_wide_characters_get_wide_boxes():
     """A box with Chinese text is twice as wide as one with as many Latin letters: labels stay inside."""
     latin, chinese = (tidy_layout([[]], [label]).width[0] for label in ("abcd", "世界世界"))
-    assert chinese - latin == pytest.approx(4 * 7.3)
+    assert chinese - latin == pytest.approx(4 * CHARACTER, abs=0.1)

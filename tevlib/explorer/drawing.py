@@ -49,7 +49,7 @@ class Text:
     y: float
     text: str
     fill: str
-    size: float = 12
+    size: float = 13
     bold: bool = False
     mono: bool = False
     end: bool = False  # x is the right end

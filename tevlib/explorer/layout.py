@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from tevlib.explorer.labels import columns
 
-ROW = 32  # from one row to the next
-BOX = 24  # height of a box
+ROW = 34  # from one row to the next
+BOX = 26  # height of a box
 GAP = 84  # between two columns: edges, and a chip for the bonus token
-CHARACTER = 7.3  # width of a character of a label
-NUMBER = 36  # room for the number in a box
+CHARACTER = 7.9  # width of a character of a label
+NUMBER = 38  # room for the number in a box
 PAD = 8  # inside a box
 MARGIN = 28  # around the tree
 

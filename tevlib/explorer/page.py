@@ -65,6 +65,7 @@ def one_file_page(scene: Mapping, state: Mapping, title: str = "Draft tree explo
 <style>
 :root {{ color-scheme: light dark; }}
 body {{ margin: 0 auto; padding: 8px; max-width: 1600px; }}
+body:has(.tx[data-theme="dark"]) {{ background: #0b0e13; }}
 {style()}
 </style>
 </head>

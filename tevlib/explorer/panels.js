@@ -114,7 +114,7 @@ function histogram(scene, f, tally) {
     ORDER.forEach((key, j) =>
       chart.append(g("rect", { class: `tx-v-${key}`, x: labelWidth, y: top + 6 * j + 1, width: ((full * share(key, bin.nodes)) / most).toFixed(2), height: 5, "data-bin": i, "data-verifier": key })));
     const at = labelWidth + (full * mass[i]) / most;
-    chart.append(g("line", { class: "tx-w", x1: at, x2: at, y1: top - 1, y2: top + 20 }), g("text", { class: "tx-bin-w", x: at + 5, y: top + 10, dy: "0.35em" }, mass[i].toFixed(3)));
+    chart.append(g("line", { class: "tx-w", x1: at, x2: at, y1: top - 1, y2: top + 20 }), g("text", { class: "tx-bin-w", x: Math.max(at, ...ORDER.map((key) => labelWidth + (full * share(key, bin.nodes)) / most)) + 5, y: top + 10, dy: "0.35em" }, mass[i].toFixed(3)));
   });
   return chart;
 }

@@ -4,7 +4,6 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from tests.explorer.conftest import browser as browser  # the real Chromium
 from tests.explorer.made import HOSTILE, made_recording
 from tevlib.explorer.widget import STATE, TreeExplorer
 from tevlib.report.export import export_notebook, to_html
