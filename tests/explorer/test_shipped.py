@@ -7,6 +7,7 @@ import pytest
 from tevlib.explorer.flow import flow
 from tevlib.explorer.recording import load_recording
 from tevlib.explorer.widget import TreeExplorer
+from tevlib.sources.prompts import SUITES
 
 SHIPPED = Path(__file__).parent.parent.parent / "data" / "trees" / "rounds.json.gz"
 
@@ -19,7 +20,7 @@ def shipped():
 def test_the_shipped_recording_is_small_and_whole(shipped):
     """Under 1.5 MB; an answer of each suite; at every temperature w sums to 1, and the oracle covers most."""
     assert SHIPPED.stat().st_size < 1_500_000 and TreeExplorer(shipped).size < 2_000_000
-    assert [a["name"].split("/")[0] for a in shipped["answers"]] == ["humaneval", "gsm8k", "math500", "mt_bench"]
+    assert [answer["name"].split("/")[0] for answer in shipped["answers"]] == list(SUITES)
     for answer in shipped["answers"]:
         for cycle in answer["rounds"]:
             for stop, temperature in enumerate(shipped["temperatures"]):
@@ -34,11 +35,9 @@ def test_the_shipped_recording_is_small_and_whole(shipped):
 @pytest.mark.slow
 def test_compare_histogram_and_phone(shipped, open_page, picture):
     """Both trees side by side, the exits of 2,000 plays of each verifier, and the exported page at a phone's width."""
-    page = open_page(
-        TreeExplorer(shipped, theme="light", compare=len(shipped["answers"][0]["rounds"][0]["trees"]) - 1),
-        width=1800,
-        height=800,
-    )
+    code = SUITES.index("humaneval")
+    last = len(shipped["answers"][code]["rounds"][0]["trees"]) - 1
+    page = open_page(TreeExplorer(shipped, theme="light", answer=code, compare=last), width=1800, height=800)
     assert page.locator(".tx-pane").count() == 2
     picture(page.locator(".tx"), "explorer_compare")
     page.get_by_role("button", name="Play each verifier 2000 times").click()
@@ -47,7 +46,9 @@ def test_compare_histogram_and_phone(shipped, open_page, picture):
         row.wait_for()
         assert float(row.get_attribute("data-p")) > 1e-4
     picture(page.locator(".tx-histogram-box"), "explorer_histogram")
-    phone = open_page(TreeExplorer(shipped, theme="dark"), width=390, height=844, has_touch=True, device_scale_factor=2)
+    phone = open_page(
+        TreeExplorer(shipped, theme="dark", answer=code), width=390, height=844, has_touch=True, device_scale_factor=2
+    )
     phone.get_by_role("button", name="Pin that node").click()
     phone.locator(".tx-hint").evaluate("element => element.scrollIntoView()")
     assert phone.evaluate("() => document.documentElement.scrollWidth") <= 390

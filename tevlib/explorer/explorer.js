@@ -242,6 +242,9 @@ function render({ model, el }) {
     const views = other ? [main, other] : [main];
     s.width ??= panes.clientWidth || 900; // measured once and when it changes: reading it now would lay out the page
     const room = (s.width - 10 * (views.length - 1)) / views.length - 4;
+    const widest = Math.max(...views.map((view) => treeSize(scene, view)[0])); // trees side by side share one scale
+    const fit = Math.max(views.length > 1 ? 0.66 : 0.8, Math.min(1.15, room / widest));
+    s.lastZoom = s.zoom ?? fit;
     while (panes.children.length > views.length) panes.lastChild.remove();
     views.forEach((view, i) => {
       if (!panes.children[i]) panes.append(pane(i));
@@ -249,12 +252,8 @@ function render({ model, el }) {
       const gain = i && other ? ` · ΔC_p ${signed(other.f.coverage - main.f.coverage, 3)}` : "";
       found.querySelector(".tx-pane-name").textContent = views.length > 1 ? `${view.tree.name} · ceiling ${(1 + view.f.coverage).toFixed(3)}${gain}` : view.tree.name;
       const scroll = found.querySelector(".tx-scroll");
-      const svg = drawTree(scene, view, { by: get("colour_by"), log: get("log_scale"), theme: theme(), zoom: 1, id: `${id}-${i}` });
-      const [wide, tall] = [+svg.dataset.width, +svg.dataset.height];
-      const zoom = s.zoom ?? Math.max(views.length > 1 ? 0.66 : 0.8, Math.min(1.15, room / wide));
-      s.lastZoom = zoom;
-      svg.setAttribute("width", Math.round(wide * zoom));
-      svg.setAttribute("height", Math.round(tall * zoom));
+      const options = { by: get("colour_by"), log: get("log_scale"), theme: theme(), zoom: s.lastZoom, id: `${id}-${i}` };
+      const svg = drawTree(scene, view, options);
       scroll.replaceChildren(svg);
       mark(scroll, i === 0 ? get("selected") : -1);
     });

@@ -35,7 +35,7 @@ function nodeCard(scene, view, v, temperature, stop, act) {
   const name = (token) => scene.labels[token] ?? String(token);
   const trail = [];
   for (let u = v; u > 0; u = f.parents[u]) trail.unshift(u);
-  const draft = tree.scores && v < tree.scores.length ? Math.exp(tree.scores[v]) : null;
+  const draft = tree.scores && v > 0 && v < tree.scores.length ? Math.exp(tree.scores[v]) : null;
   const rank = v === 0 ? "root: the last token of the text" : v < f.recorded ? `rank ${v} of ${f.recorded - 1} in the builder's order` : "added here";
   const card = h("div", {},
     h("div", { class: "tx-card-token", dir: "ltr" }, name(f.tokens[v])),

@@ -29,6 +29,12 @@ function figures(value) {
   return Math.abs(value) < 0.995 ? value.toFixed(2).replace("0.", ".") : value.toFixed(1);
 }
 
+function treeSize(scene, { place }) {
+  const { row, box, gap, margin } = scene.geometry;
+  const last = place.left.length - 1;
+  return [place.left[last] + place.width[last] + gap + margin / 2, 2 * margin + row * Math.max(...place.row) + box];
+}
+
 // The SVG of a view {tree, f, place, path, bonus, values, only, draws, testing}; nodes carry data-node.
 function drawTree(scene, view, options) {
   const { tree, f, place } = view;
@@ -37,9 +43,7 @@ function drawTree(scene, view, options) {
   const x = (v) => place.left[place.depth[v]];
   const y = (v) => margin + row * place.row[v];
   const across = (v) => place.width[place.depth[v]];
-  const last = place.left.length - 1;
-  const width = place.left[last] + place.width[last] + gap + margin / 2;
-  const height = 2 * margin + row * Math.max(...place.row) + box;
+  const [width, height] = treeSize(scene, view);
 
   const curve = (v, kind, thickness) => {
     const u = f.parents[v];
@@ -104,6 +108,6 @@ function drawTree(scene, view, options) {
   }
   return g("svg", {
     viewBox: `0 0 ${width} ${height}`, width: Math.round(width * options.zoom), height: Math.round(height * options.zoom),
-    role: "presentation", "data-width": width, "data-height": height,
+    role: "presentation",
   }, edges, boxes, chips);
 }
