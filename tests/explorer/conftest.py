@@ -1,4 +1,4 @@
-"""A real Chromium for the tests of what is seen. With `TEVLIB_BROWSER=required` they fail without one; else they skip."""
+"""A real Chromium for what is seen. With `TEVLIB_BROWSER=required` the tests fail without one; else they skip."""
 
 import os
 import shutil
