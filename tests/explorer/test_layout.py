@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tevlib.explorer.layout import BOX, CHARACTER, GAP, ROW, tidy_layout
+from tevlib.explorer.layout import BOX, CHARACTER, GAP, ROW, packed_rows, tidy_layout, tidy_rows
 from tevlib.explorer.scene import children_of
 
 
@@ -53,8 +53,8 @@ def test_boxes_do_not_overlap_and_edges_do_not_cross(parents, seed):
         edges.setdefault(place.depth[node], []).append((place.row[parent], place.row[node]))
     for gap in edges.values():
         for (a, a_end), (b, b_end) in itertools.combinations(gap, 2):
-            assert (a - b) * (a_end - b_end) >= 0
-            assert a_end != b_end
+            assert (a - b) * (a_end - b_end) >= 0 and a_end != b_end
+            assert a == b or min(a, a_end) > max(b, b_end) or min(b, b_end) > max(a, a_end)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 256, 1024])
@@ -73,3 +73,13 @@ def test_wide_characters_get_wide_boxes():
     """A box with Chinese text is twice as wide as one with as many Latin letters: labels stay inside."""
     latin, chinese = (tidy_layout([[]], [label]).width[0] for label in ("abcd", "世界世界"))
     assert chinese - latin == pytest.approx(4 * CHARACTER, abs=0.1)
+
+
+@given(parent_lists())
+def test_packing_never_takes_more_rows(parents):
+    """Packed upwards, a tree is at most as tall as with one block of rows for every subtree; first children go on."""
+    children = children_of(parents, [0.0] * len(parents))
+    packed, blocks = packed_rows(children), tidy_rows(children)
+    assert max(packed) <= max(blocks) and min(packed) == 0
+    assert all(packed[below[0]] == packed[node] for node, below in enumerate(children) if below)
+    assert all(a < b for below in children for a, b in itertools.pairwise(packed[child] for child in below))

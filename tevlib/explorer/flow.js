@@ -124,7 +124,7 @@ function textFrom(answer, round) {
   return answer.rounds.slice(round).flatMap((r) => [...r.path.slice(1).map((v) => r.trees[0].tokens[v]), r.bonus]);
 }
 
-// Rows and columns with the added nodes put in: an added child takes the row below its parent's subtree.
+// Rows and columns with the added nodes put in: an added child gets a new row below its parent's last one.
 function placed(tree, f) {
   const row = tree.layout.row.slice();
   const left = tree.layout.left.slice();
@@ -137,13 +137,7 @@ function placed(tree, f) {
     if (!kids[v].length) {
       row.push(row[v]);
     } else {
-      let last = row[v];
-      const stack = [v];
-      while (stack.length) {
-        const x = stack.pop();
-        last = Math.max(last, row[x]);
-        stack.push(...kids[x]);
-      }
+      const last = Math.max(...kids[v].map((x) => row[x]));
       for (let x = 0; x < row.length; x++) if (row[x] > last) row[x] += 1;
       row.push(last + 1);
     }
