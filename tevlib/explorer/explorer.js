@@ -500,6 +500,7 @@ function render({ model, el }) {
     stopBatch();
     s.playing = null;
     sayBox.textContent = "";
+    root.dataset.played = "";
   }
 
   function playMany(count) {
