@@ -40,6 +40,20 @@ def quick(**changes) -> TrainConfig:
     return TrainConfig(**settings | changes)
 
 
+def full_disk(save):
+    """`save(what, path)` on a disk that the second file fills: it is cut short and an error raised."""
+    calls = []
+
+    def breaks_off(what, path):
+        calls.append(path)
+        save(what, path)
+        if len(calls) > 1:
+            path.write_bytes(path.read_bytes()[:100])
+            raise OSError("no space left on device")
+
+    return breaks_off
+
+
 def test_greedy_rollouts_are_plain_decoding(target):
     """Rows of different lengths, refilled in mid-flight, write what each would write alone."""
     for rollout, prompt in zip(made(target), PROMPTS, strict=True):
@@ -151,17 +165,8 @@ def test_a_full_disk_leaves_no_half_shard(tmp_path, monkeypatch):
     target = make_target()
     how = dict(temperature=0.0, max_new_tokens=8, seed=0, rows=3)
     whole = [r.ids.tolist() for r in make_rollouts(target, PROMPTS, TAPS, tmp_path / "whole", **how).read()]
-    real, calls = rollouts_module.save_file, []
-
-    def breaks_off(tensors, path):
-        calls.append(path)
-        real(tensors, path)
-        if len(calls) > 1:
-            path.write_bytes(path.read_bytes()[:100])
-            raise OSError("no space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(rollouts_module, "save_file", breaks_off)
+        patch.setattr(rollouts_module, "save_file", full_disk(rollouts_module.save_file))
         with pytest.raises(OSError, match="no space"):
             make_rollouts(target, PROMPTS, TAPS, tmp_path / "cut", **how)
     assert len(RolloutStore(tmp_path / "cut").done()) == 4
@@ -297,17 +302,8 @@ def test_a_full_disk_keeps_the_last_whole_state(tmp_path, monkeypatch):
         drafter = drafter_from_target(target, texts[0].ids, layers=1, block_size=4, taps=TAPS, seed=0, mask_id=5)
         return train(target, drafter, texts, texts[:2], quick(save_every=3), tmp_path)
 
-    real, calls = torch.save, []
-
-    def breaks_off(state, path):
-        calls.append(path)
-        real(state, path)
-        if len(calls) > 1:
-            path.write_bytes(path.read_bytes()[:100])
-            raise OSError("no space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", breaks_off)
+        patch.setattr(torch, "save", full_disk(torch.save))
         with pytest.raises(OSError, match="no space"):
             run()
     assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 3

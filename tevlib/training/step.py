@@ -118,9 +118,9 @@ def plan(
             )
         width, depths = anchors.shape[1], drafter.depth
         guides = [Guide(g.law, (g.row * width + int(columns[g.row, g.column])) * depths, depths) for g in grown]
-        for part, loss in (("exit", exit_loss), ("prefix", prefix_loss)):
+        for part, on_nodes in (("exit", exit_loss), ("prefix", prefix_loss)):
             if part in guidance:
-                taught, denominators[PARTS.index(part)] = loss(guides, config.horizon_leaves)
+                taught, denominators[PARTS.index(part)] = on_nodes(guides, config.horizon_leaves)
                 entries.append(taught)
         if "gain" in guidance:
             mixture, denominators[PARTS.index("gain")] = gain_loss(
@@ -181,8 +181,6 @@ def loss(
     mixture = planned.mixture
     if mixture is not None:
         mixture = mixture.scaled(float(factors[PARTS.index("gain")]))
-        if float(factors[PARTS.index("gain")]) == 0:
-            mixture = None
     entries = planned.entries.scaled(factors.to(target.device))
     total, parts = head_loss(hidden[:, :, 1:].flatten(0, 2), target.head.weight, entries, mixture)
     return total, parts.cpu() / weights.clamp_min(1e-12) * (weights > 0)
