@@ -301,6 +301,25 @@ def test_what_objectives_add_up_is_their_definition():
     assert 0 < planned.coverage / planned.trees < 5 and len(grown) == int(planned.kept.sum())
 
 
+def test_a_tree_teaches_the_rows_of_its_own_anchor():
+    """Trees stand at some of the anchors: what each teaches is taught to that anchor's block and to no other."""
+    target = make_target()
+    drafter = make_drafter(target, block_size=6)
+    texts = texts_of(target)[:3]
+    batch = collate(texts)
+    config = config_of(objective="exit", trees=2)
+    planned = plan(target, drafter, batch, texts, config, draw_uniforms(batch.lengths, [5, 6, 7]))
+    exits = planned.entries.parts == PARTS.index("exit")
+    taught: dict[int, set] = {}
+    for row, token in zip(planned.entries.rows[exits].tolist(), planned.entries.tokens[exits].tolist(), strict=True):
+        taught.setdefault(row // 5, set()).add((row % 5 + 1, token))
+    width, everywhere = planned.anchors.shape[1], {}
+    for one in grow(target, drafter, batch, planned.anchors, planned.kept, budget=9, temperature=1.0):
+        nodes = zip(one.tree.depths.tolist(), one.tree.tokens.tolist(), one.law.w.tolist(), strict=True)
+        everywhere[one.row * width + one.column] = {(depth, token) for depth, token, w in nodes if depth and w > 0}
+    assert len(taught) == 6 and all(taught[place] == everywhere[place] for place in taught)
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
