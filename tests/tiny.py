@@ -80,9 +80,18 @@ class AimedDrafter(DFlashDraftModel):
 
     def draft(self, cache, block):
         super().draft(cache, block)
+        return self._aimed(cache.length, len(block)).to(block.dtype)
+
+    def draft_blocks(self, context, blocks, anchors):
+        states = super().draft_blocks(context, blocks, anchors)
+        for b, a in torch.cartesian_prod(*(torch.arange(n) for n in anchors.shape)).tolist():
+            states[b, a, 1:] = self._aimed(int(anchors[b, a]), blocks.shape[2]).to(states.dtype)
+        return states
+
+    def _aimed(self, anchor: int, size: int) -> torch.Tensor:
         head = torch.nn.functional.normalize(self.target.head.weight.float(), dim=-1)
         rows = [torch.zeros(0, head.shape[1])]
-        for position in range(cache.length + 1, cache.length + len(block)):
+        for position in range(anchor + 1, anchor + size):
             true = self.text[position] if position < len(self.text) else 8
             rows.append(6 * (head[true] + self.decoy(position) * head[(true + 1) % VOCAB])[None])
-        return torch.cat(rows).to(block.dtype)
+        return torch.cat(rows)

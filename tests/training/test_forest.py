@@ -216,7 +216,7 @@ def test_replayed_rounds_are_those_of_greedy_chain_decoding():
         target, text.ids.tolist(), decoy=lambda position: 1.5 if position % 5 == 0 or position % 7 == 0 else 0.0
     )
     prompt = text.ids[: text.prompt_length]
-    played = replay(target, drafter, text)
+    played = replay(target, drafter, collate([text]), [text.prompt_length])[0]
     decoded = speculate(
         target, drafter, prompt, budget=drafter.depth, builder="chain", max_new_tokens=24, stop={-1}
     ).rounds

@@ -184,10 +184,18 @@ class DFlashDraftModel(PreTrainedModel):
         `anchors [B, A]` their positions. A block at anchor a sees features of positions < a, and itself; blocks do
         not see each other.
         """
-        batch, n_blocks, size, hidden = blocks.shape
-        length = features.shape[1]
+        return self.draft_blocks(self.read_context(features), blocks, anchors)
+
+    def read_context(self, features: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values `[B, kv_heads, S, head_dim]` per layer of a context with `features [B, S, K * H]`."""
         context = self.fuse(features)
-        context_rope = self.rotary(torch.arange(length, device=self.device).expand(batch, -1))
+        rope = self.rotary(torch.arange(features.shape[1], device=self.device).expand(len(features), -1))
+        return [layer.self_attn.keys_values(context, rope) for layer in self.layers]
+
+    def draft_blocks(self, context: list[tuple[Tensor, Tensor]], blocks: Tensor, anchors: Tensor) -> Tensor:
+        """`forward` behind what `read_context` gave."""
+        batch, n_blocks, size, hidden = blocks.shape
+        length = context[0][0].shape[2]
         positions = (anchors[..., None] + torch.arange(size, device=self.device)).flatten(1)
         rope = self.rotary(positions)
         owner = torch.arange(n_blocks, device=self.device).repeat_interleave(size)
@@ -195,9 +203,8 @@ class DFlashDraftModel(PreTrainedModel):
         sees_block = (owner[:, None] == owner[None]).expand(batch, -1, -1)
         mask = torch.cat([sees_context, sees_block], dim=-1)[:, None, None]
         x = blocks.flatten(1, 2).to(self.fc.weight.dtype)
-        for layer in self.layers:
+        for layer, context_kv in zip(self.layers, context, strict=True):
             normed = layer.input_layernorm(x)
-            context_kv = layer.self_attn.keys_values(context, context_rope)
             block_kv = layer.self_attn.keys_values(normed, rope)
             keys, values = (torch.cat(pair, dim=2) for pair in zip(context_kv, block_kv, strict=True))
             x = x + layer.self_attn(normed, rope, keys, values, mask)

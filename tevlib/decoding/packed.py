@@ -110,12 +110,12 @@ def _pass_over_all(target: Target, ids: Tensor, lengths: list[int], trees, taps,
     length, device = ids.shape[1], ids.device
     tokens, positions, starts = _nodes(ids, trees, with_root=False)
     total = tokens.shape[1]
-    visible = torch.zeros(len(ids), length + total, length + total, dtype=torch.bool, device=device)
-    visible[:, :length, :length] = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    inside = torch.arange(length, device=device) < torch.tensor(lengths, device=device)[:, None]
-    visible[:, :, :length] &= inside[:, None]
+    visible = torch.zeros(len(ids), length + total, length + total, dtype=torch.bool)
+    visible[:, :length, :length] = torch.ones(length, length, dtype=torch.bool).tril()
+    visible[:, :, :length] &= (torch.arange(length) < torch.tensor(lengths)[:, None])[:, None]
     _open_trees(visible, trees, length, with_root=False)
-    visible |= torch.eye(length + total, dtype=torch.bool, device=device)  # padding sees itself
+    visible |= torch.eye(length + total, dtype=torch.bool)  # padding sees itself
+    visible = visible.to(device)
     sequence = torch.arange(length, device=device).expand(len(ids), -1)
     hidden, features = target.forward(
         torch.cat([ids, tokens], 1), torch.cat([sequence, positions], 1), visible, cache, taps
@@ -130,13 +130,13 @@ def _pass_over_all(target: Target, ids: Tensor, lengths: list[int], trees, taps,
 
 def _pass_over_nodes(target: Target, ids: Tensor, trees, keys: Tensor) -> list[Tensor]:
     """One pass over the nodes alone, roots included, behind known keys and values."""
-    length, device = keys.shape[4], ids.device
+    length = keys.shape[4]
     tokens, positions, starts = _nodes(ids, trees, with_root=True)
     total = tokens.shape[1]
-    visible = torch.zeros(len(ids), total, length + total, dtype=torch.bool, device=device)
+    visible = torch.zeros(len(ids), total, length + total, dtype=torch.bool)
     _open_trees(visible, trees, length, with_root=True)
-    visible[:, :, length:] |= torch.eye(total, dtype=torch.bool, device=device)
-    hidden, _ = target.forward(tokens, positions, visible, PrefixKeys(keys), ())
+    visible[:, :, length:] |= torch.eye(total, dtype=torch.bool)
+    hidden, _ = target.forward(tokens, positions, visible.to(ids.device), PrefixKeys(keys), ())
     return [
         hidden[b, start : start + len(tree)]
         for b, pairs in enumerate(trees)
@@ -148,13 +148,14 @@ def _nodes(ids: Tensor, trees, with_root: bool) -> tuple[Tensor, Tensor, list[li
     """Tokens and positions `[B, T]` of the nodes, padded, and where each tree starts among them."""
     first = 0 if with_root else 1
     total = max((sum(len(tree) - first for _, tree in pairs) for pairs in trees), default=0)
-    tokens = ids.new_zeros(len(ids), total)
-    positions = ids.new_zeros(len(ids), total)
+    known = ids.tolist()
+    tokens = torch.zeros(len(ids), total, dtype=torch.long)  # on the CPU first: one copy, not one per tree
+    positions = torch.zeros_like(tokens)
     places = []
     for b, pairs in enumerate(trees):
         starts, at = [], 0
         for anchor, tree in pairs:
-            if not 0 <= anchor < ids.shape[1] or int(ids[b, anchor]) != tree.token(0):
+            if not 0 <= anchor < ids.shape[1] or known[b][anchor] != tree.token(0):
                 raise ValueError(f"sequence {b}: the tree's root {tree.token(0)} is not the token at {anchor}")
             end = at + len(tree) - first
             tokens[b, at:end] = tree.tokens[first:]
@@ -162,7 +163,7 @@ def _nodes(ids: Tensor, trees, with_root: bool) -> tuple[Tensor, Tensor, list[li
             starts.append(at)
             at = end
         places.append(starts)
-    return tokens, positions, places
+    return tokens.to(ids.device), positions.to(ids.device), places
 
 
 def _open_trees(visible: Tensor, trees, length: int, with_root: bool) -> None:

@@ -6,6 +6,7 @@ The builder is the one of inference, the law is the exit law of inference; neith
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -14,14 +15,14 @@ from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
 from tevlib.decoding.packed import packed_pass
 from tevlib.decoding.target import Target
 from tevlib.training.batch import Batch
-from tevlib.trees.builders import best_first_tree
+from tevlib.trees.builders import best_first_trees
 from tevlib.trees.draft_tree import DraftTree
-from tevlib.trees.exit_law import ExitLaw, exit_law
+from tevlib.trees.exit_law import ExitLaw, exit_laws
 
 
 @dataclass(frozen=True)
 class Grown:
-    """A draft tree whose root is anchor `column` of sequence `row`, and the target's flow through it.
+    """A draft tree whose root is anchor `column` of sequence `row`, and the target's flow through it, on the CPU.
 
     `logits [N, V]` are the target's at the nodes. Rows that no one reads are zeros: those of leaves, unless every row
     was asked for.
@@ -56,11 +57,10 @@ def grow(
     """
     blocks = block_embeddings(target, drafter, batch.ids.gather(1, anchors))
     rows = drafter(batch.features, blocks, anchors)[:, :, 1:].to(target.dtype)
-    trees = {}
-    for b, a in kept.nonzero().tolist():
-        anchor = int(anchors[b, a])
-        log_probs = torch.log_softmax(target.logits(rows[b, a]), dim=-1)
-        trees[b, a] = anchor, best_first_tree(log_probs, budget, int(batch.ids[b, anchor]))
+    log_probs = torch.log_softmax(target.logits(rows[kept]), dim=-1)
+    roots = batch.ids.gather(1, anchors)[kept].tolist()
+    grown = zip(anchors[kept].tolist(), best_first_trees(log_probs, budget, roots), strict=True)
+    trees = {(b, a): pair for (b, a), pair in zip(kept.nonzero().tolist(), grown, strict=True)}
     return score(target, batch, trees, temperature=temperature, every_row=every_row, keys=keys)
 
 
@@ -80,11 +80,14 @@ def score(
     for place in places:
         by_row[place[0]].append(trees[place])
     states = packed_pass(target, batch.ids, batch.lengths, by_row, keys)
-    grown = []
-    for place, hidden in zip(places, states, strict=True):
-        tree = trees[place][1]
-        read = list(range(len(tree))) if every_row else tree.internal
-        logits = torch.zeros(len(tree), target.vocab_size, device=target.device)
-        logits[read] = target.logits(hidden[read])
-        grown.append(Grown(*place, exit_law(tree, logits, temperature), logits))
-    return grown
+    if not states:
+        return []
+    ordered = [trees[place][1] for place in places]
+    sizes = [len(tree) for tree in ordered]
+    starts = list(accumulate(sizes, initial=0))
+    inner = [start + v for start, t in zip(starts, ordered, strict=False) for v in t.internal]
+    read = torch.tensor(range(starts[-1]) if every_row else inner, dtype=torch.long).to(target.device)
+    logits = torch.zeros(starts[-1], target.vocab_size, device=target.device)
+    logits[read] = target.logits(torch.cat(states)[read])
+    laws = exit_laws(ordered, logits, temperature)
+    return [Grown(*place, law, own) for place, law, own in zip(places, laws, logits.split(sizes), strict=True)]

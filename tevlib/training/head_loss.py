@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROWS_PER_CHUNK = 64  # 64 rows of 49,152 logits stay in a processor's cache
+ROWS_PER_DEVICE_CHUNK = 2048  # elsewhere few, large steps are better; this bounds the memory
 PARTS = ("token", "exit", "prefix", "gain", "opd")  # the losses that a total may be made of
 
 CROSS_ENTROPY, TWO_OUTCOME_KL, REVERSE_KL = range(3)
@@ -51,6 +52,11 @@ class Entries:
         fields = [torch.cat([getattr(one, name) for one in entries]) for name in names]
         order = fields[0].argsort(stable=True)
         return Entries(*(field[order] for field in fields))
+
+    def to(self, device: torch.device) -> Entries:
+        """The same on `device`."""
+        names = ("rows", "tokens", "weights", "parts", "kinds", "teacher")
+        return Entries(*(getattr(self, name).to(device) for name in names))
 
     def scaled(self, factors: Tensor) -> Entries:
         """The same with every weight times the factor `[len(PARTS)]` of its part."""
@@ -96,11 +102,12 @@ class HeadLoss(torch.autograd.Function):
         gradient = torch.empty_like(hidden)
         dtype = torch.promote_types(torch.float32, hidden.dtype)
         parts = hidden.new_zeros(len(PARTS), dtype=dtype)
-        starts = torch.arange(0, len(hidden) + ROWS_PER_CHUNK, ROWS_PER_CHUNK, device=hidden.device)
+        chunk = ROWS_PER_CHUNK if hidden.device.type == "cpu" else ROWS_PER_DEVICE_CHUNK
+        starts = torch.arange(0, len(hidden) + chunk, chunk, device=hidden.device)
         entry_at = torch.searchsorted(entries.rows, starts).tolist()
         law_at = torch.searchsorted(mixture.rows, starts).tolist() if mixture is not None else None
-        for i, start in enumerate(range(0, len(hidden), ROWS_PER_CHUNK)):
-            part = slice(start, start + ROWS_PER_CHUNK)
+        for i, start in enumerate(range(0, len(hidden), chunk)):
+            part = slice(start, start + chunk)
             some = slice(entry_at[i], entry_at[i + 1])
             slope = torch.softmax(F.linear(hidden[part].to(head.dtype), head), dim=1, dtype=dtype)
             rows, tokens = entries.rows[some] - start, entries.tokens[some]

@@ -143,27 +143,33 @@ def gain_loss(
         raise ValueError(f"unknown gain share {share!r}: choose one of {', '.join(GAIN_SHARES)}")
     rows, masses = [], []
     for guide, node_logits in zip(guides, logits, strict=True):
-        tree, P = guide.law.tree, guide.law.P
-        last = min(1 if share == "root" else guide.depths, tree.height + 1)
-        for depth in range(last):
-            nodes = tree.levels[depth]
-            nodes = nodes[P[nodes] >= floor]
-            if len(nodes) == 0:
-                break
-            worth = P[nodes, None] * target_probs(node_logits[nodes], temperature)
-            kids = [(i, tree.token(kid)) for i, node in enumerate(nodes.tolist()) for kid in tree.children[node]]
-            if share in ("missing", "present") and kids:
-                at = tuple(torch.tensor(kids, device=worth.device).T)
-                present = torch.zeros_like(worth)
-                present[at] = worth[at]
-                worth = present if share == "present" else worth - present
-            elif share == "present":
-                continue
-            rows.append(guide.first + depth)
-            masses.append(worth.sum(0))
+        tree, reach = guide.law.tree, guide.law.P.tolist()
+        last = 1 if share == "root" else guide.depths
+        nodes = [
+            (depth, node)
+            for node, depth in enumerate(tree.depths.tolist())
+            if depth < last and reach[node] >= floor and (share != "present" or tree.children[node])
+        ]
+        if not nodes:
+            continue
+        nodes.sort()
+        depths = sorted({depth for depth, _ in nodes})
+        device = node_logits.device
+        at = torch.tensor([node for _, node in nodes], device=device)
+        worth = target_probs(node_logits[at], temperature)
+        worth = worth * torch.tensor([reach[node] for _, node in nodes], dtype=worth.dtype, device=device)[:, None]
+        if share in ("missing", "present"):
+            edges = [(i, tree.token(kid)) for i, (_, node) in enumerate(nodes) for kid in tree.children[node]]
+            edges = tuple(torch.tensor(edges, dtype=torch.long, device=device).view(-1, 2).T)
+            present = torch.zeros_like(worth)
+            present[edges] = worth[edges]
+            worth = present if share == "present" else worth - present
+        owners = torch.tensor([depths.index(depth) for depth, _ in nodes], device=device)
+        masses.append(worth.new_zeros(len(depths), worth.shape[1]).index_add_(0, owners, worth))
+        rows += [guide.first + depth for depth in depths]
     if not rows:
         return Mixture(torch.zeros(0, dtype=torch.long), torch.zeros(0, 1)), torch.tensor(0.0)
-    laws = torch.stack(masses)
+    laws = torch.cat(masses)
     return Mixture(torch.tensor(rows, device=laws.device), laws), laws.sum()
 
 
@@ -209,10 +215,11 @@ def opd_loss(played: list[Played], decay: float = 0.8) -> tuple[Entries, Tensor]
                 tokens.append(token)
                 weights.append(1.0 if kind == TWO_OUTCOME_KL else decay ** (depth - 1))
                 kinds.append(kind)
-                teacher.append(log_p[depth - 1, token].exp())
+        at = torch.tensor([(depth - 1, token) for depth, token in [*kept, *missed]], device=log_p.device)
+        teacher.append(log_p[at[:, 0], at[:, 1]].exp())
     device = played[0].logits.device if played else "cpu"
     long = dict(dtype=torch.long, device=device)
     weight = torch.tensor(weights, device=device)
     taught = Entries.of("opd", torch.tensor(rows, **long), torch.tensor(tokens, **long), weight)
-    teachers = torch.stack(teacher) if teacher else weight
+    teachers = torch.cat(teacher) if teacher else weight
     return replace(taught, kinds=torch.tensor(kinds, **long), teacher=teachers), weight.sum()

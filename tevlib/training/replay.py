@@ -13,7 +13,7 @@ import torch
 
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
 from tevlib.decoding.target import Target
-from tevlib.training.rollouts import Rollout
+from tevlib.training.batch import Batch
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.sampling import argmax_lowest
 
@@ -35,27 +35,30 @@ class PlayedRound:
 
 @torch.no_grad()
 def replay(
-    target: Target, drafter: DFlashDraftModel, rollout: Rollout, *, start: int | None = None, most: int | None = None
-) -> list[PlayedRound]:
-    """The rounds from the response's first token on, or from position `start`; at most `most` of them.
+    target: Target, drafter: DFlashDraftModel, batch: Batch, starts: list[int], most: int | None = None
+) -> list[list[PlayedRound]]:
+    """The rounds of each text of `batch` from position `starts[b]` on; at most `most` of each.
 
     A round that the end of the text cuts short (all its drafts right, nothing behind them) is left out.
     """
-    text = rollout.ids.tolist()
-    anchor = rollout.prompt_length if start is None else start
-    context = drafter.new_cache(len(text) + drafter.block_size)
-    rounds: list[PlayedRound] = []
-    while anchor < len(text) - 1 and (most is None or len(rounds) < most):
-        drafter.append_context(context, rollout.features[context.length : anchor].to(target.device))
-        block = block_embeddings(target, drafter, torch.tensor(text[anchor], device=target.device))
-        rows = drafter.draft(context, block).to(target.dtype)
-        drafted = argmax_lowest(target.logits(rows)).tolist()
-        follows = text[anchor + 1 :]
-        accepted = next((i for i, (a, b) in enumerate(zip(drafted, follows, strict=False)) if a != b), None)
-        if accepted is None:
-            accepted = min(len(drafted), len(follows))
-            if accepted == len(follows):
-                break
-        rounds.append(PlayedRound(anchor, text[anchor], drafted, accepted, follows[accepted]))
-        anchor += accepted + 1
+    texts = [ids[:length] for ids, length in zip(batch.ids.tolist(), batch.lengths, strict=True)]
+    context = drafter.read_context(batch.features)
+    rounds: list[list[PlayedRound]] = [[] for _ in texts]
+    anchors = list(starts)
+    going = [b for b, text in enumerate(texts) if anchors[b] < len(text) - 1 and most != 0]
+    while going:
+        at = torch.tensor([[anchors[b]] for b in going], device=target.device)
+        tokens = torch.tensor([[texts[b][anchors[b]]] for b in going], device=target.device)
+        known = context if len(going) == len(texts) else [(k[going], v[going]) for k, v in context]
+        rows = drafter.draft_blocks(known, block_embeddings(target, drafter, tokens), at)[:, 0, 1:].to(target.dtype)
+        for b, drafted in zip(list(going), argmax_lowest(target.logits(rows)).tolist(), strict=True):
+            follows = texts[b][anchors[b] + 1 :]
+            accepted = next((i for i, (x, y) in enumerate(zip(drafted, follows, strict=False)) if x != y), None)
+            if accepted is None:
+                accepted = min(len(drafted), len(follows))
+            if accepted < len(follows):
+                rounds[b].append(PlayedRound(anchors[b], texts[b][anchors[b]], drafted, accepted, follows[accepted]))
+            anchors[b] += accepted + 1
+            if anchors[b] >= len(texts[b]) - 1 or len(rounds[b]) == most:
+                going.remove(b)
     return rounds

@@ -96,7 +96,8 @@ def plan(
         return _plan_opd(target, drafter, batch, rollouts, config, draws, prefix)
     anchors, kept = sample_anchors(batch.supervised, config.anchors, draws)
     labels, weights = token_targets(batch.ids, batch.supervised, anchors, kept, drafter.depth, config.gamma)
-    entries, denominators = [], torch.zeros(len(PARTS))
+    entries: list[Entries] = []
+    denominators = torch.zeros(len(PARTS))
     losses = config.losses()
     if "token" in losses:
         taught, denominators[PARTS.index("token")] = token_loss(labels, weights)
@@ -116,12 +117,12 @@ def plan(
                 every_row="gain" in guidance,
                 keys=prefix,
             )
-        width, depths = anchors.shape[1], drafter.depth
-        guides = [Guide(g.law, (g.row * width + int(columns[g.row, g.column])) * depths, depths) for g in grown]
+        width, depths, places = anchors.shape[1], drafter.depth, columns.tolist()
+        guides = [Guide(g.law, (g.row * width + places[g.row][g.column]) * depths, depths) for g in grown]
         for part, on_nodes in (("exit", exit_loss), ("prefix", prefix_loss)):
             if part in guidance:
                 taught, denominators[PARTS.index(part)] = on_nodes(guides, config.horizon_leaves)
-                entries.append(taught)
+                entries.append(taught.to(target.device))
         if "gain" in guidance:
             mixture, denominators[PARTS.index("gain")] = gain_loss(
                 guides, [g.logits for g in grown], config.tree_temperature, config.gain_share, config.gain_floor
@@ -140,11 +141,12 @@ def plan(
 
 def _plan_opd(target, drafter, batch: Batch, rollouts, config: TrainConfig, draws: Tensor, prefix) -> Plan:
     """Rounds that the drafter, as it is now, plays from a random place of each response; the first is not used."""
-    rounds = []
+    starts = [
+        r.prompt_length + int(key * max(0, len(r.ids) - r.prompt_length - 2))
+        for r, key in zip(rollouts, draws[:, 0].tolist(), strict=True)
+    ]
     with torch.autocast(target.device.type, torch.bfloat16, enabled=config.autocast):
-        for rollout, key in zip(rollouts, draws[:, 0].tolist(), strict=True):
-            start = rollout.prompt_length + int(key * max(0, len(rollout.ids) - rollout.prompt_length - 2))
-            rounds.append(replay(target, drafter, rollout, start=start, most=config.anchors + 1)[1:])
+        rounds = [played[1:] for played in replay(target, drafter, batch, starts, most=config.anchors + 1)]
     width = max(1, *(len(r) for r in rounds))
     anchors = torch.zeros(len(rounds), width, dtype=torch.long, device=target.device)
     kept = torch.zeros(len(rounds), width, dtype=torch.bool, device=target.device)
@@ -152,7 +154,7 @@ def _plan_opd(target, drafter, batch: Batch, rollouts, config: TrainConfig, draw
     for b, played in enumerate(rounds):
         for a, one in enumerate(played):
             anchors[b, a], kept[b, a] = one.anchor, True
-            chains[b, a] = one.anchor, one.chain.to(target.device)
+            chains[b, a] = one.anchor, one.chain
     scored = score(target, batch, chains, temperature=1.0, every_row=True, keys=prefix) if chains else []
     depths = drafter.depth
     played = [
@@ -162,7 +164,7 @@ def _plan_opd(target, drafter, batch: Batch, rollouts, config: TrainConfig, draw
     ]
     denominators = torch.zeros(len(PARTS))
     entries, denominators[PARTS.index("opd")] = opd_loss(played, config.opd_decay)
-    return Plan(anchors, kept, entries, None, denominators)
+    return Plan(anchors, kept, entries.to(target.device), None, denominators)
 
 
 def loss(

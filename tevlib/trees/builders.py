@@ -42,6 +42,24 @@ def best_first_tree(log_probs: Tensor, budget: int, root_token: int, depth_limit
     return tree
 
 
+def best_first_trees(log_probs: Tensor, budget: int, root_tokens: list[int]) -> list[DraftTree]:
+    """The trees of `best_first_tree` for many blocks, `log_probs [n, H, V]`, on the CPU.
+
+    On a device one search over all rows and one copy of their best entries replace dozens of small steps per tree.
+    """
+    n, depths, vocabulary = log_probs.shape
+    budget, rows = check_log_probs(log_probs.reshape(n * depths, vocabulary), budget)
+    if budget == 0 or n * depths == 0:
+        return [_assemble([], 0, root, rows.new_zeros(0, device="cpu")) for root in root_tokens]
+    values, ids = (x.cpu().unflatten(0, (n, depths)) for x in top_tokens(rows, min(budget, vocabulary)))
+    trees = []
+    for gains, tokens, root, block in zip(values, ids, root_tokens, log_probs, strict=True):
+        levels = _grow_levels(gains, tokens, min(budget, _full_size(block, budget)))
+        trees.append(_assemble(levels, budget, root, gains))
+        _warn_if_short(trees[-1], budget, block)
+    return trees
+
+
 def chain_tree(log_probs: Tensor, budget: int, root_token: int) -> DraftTree:
     """The `DraftTree` that is one path: the lowest-id argmax of each of the first `budget` rows (DFlash's block).
 
@@ -113,7 +131,11 @@ def _levels(log_probs: Tensor, budget: int) -> list[Level]:
     budget = min(budget, _full_size(log_probs, budget))
     if budget == 0:
         return []
-    values, ids = top_tokens(log_probs, min(budget, log_probs.shape[-1]))
+    return _grow_levels(*top_tokens(log_probs, min(budget, log_probs.shape[-1])), budget)
+
+
+def _grow_levels(values: Tensor, ids: Tensor, budget: int) -> list[Level]:
+    """The same, from the best entries of each row (`top_tokens`)."""
     above, below = _staircase(budget, values.shape[-1], values.device)
     scores = values.new_zeros(1)
     levels = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,7 @@ from tevlib.trees.sampling import at_least_float32, check_rows, check_temperatur
 
 _ROW_SUM_TOLERANCE = 1e-4
 _CPU_CHUNK = 2**19  # row entries normalised at a time on a CPU, so that the work stays in its cache
+_DEVICE_CHUNK = 2**27  # and elsewhere, to bound the memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,24 +104,55 @@ def exit_law(
         _check_laws(rows)
     else:
         check_rows(rows.amax(-1), "node")
+    return _laws_of([tree], rows, None if probs is not None else temperature)[0]
 
-    temperature = None if probs is not None else temperature
-    kids = [kid for node in tree.internal for kid in tree.children[node]]
-    owner = [row for row, node in enumerate(tree.internal) for _ in tree.children[node]]
-    internal, kids, owner = (
-        torch.tensor(x, dtype=torch.long, device=rows.device) for x in (tree.internal, kids, owner)
-    )
-    edge, outside = _edges_and_outside(tree, rows, temperature, internal, kids, owner)
 
-    # From here on a few float64 numbers per node: P and rho of one node come from the same total, so the exit law
-    # sums to 1 whatever was rounded in the rows.
-    total = outside.index_add(0, owner, edge.exp())
-    edge_log_probs = edge.new_zeros(len(tree)).index_copy_(0, kids, edge - total.log()[owner])
-    rho = torch.ones_like(edge_log_probs).index_copy_(0, internal, outside / total)
-    log_P = _sum_over_ancestors(tree, edge_log_probs)
-    P = log_P.exp()
-    fields = (x.to(rows.dtype) for x in (P, rho, P * rho, log_P, edge_log_probs))
-    return ExitLaw(tree, *fields, _rows=rows, _temperature=temperature)
+def exit_laws(trees: list[DraftTree], rows: Tensor, temperature: float = 1.0) -> list[ExitLaw]:
+    """`exit_law` of many `trees` at once, from `rows` [sum of their N, V]: their logits one after the other.
+
+    Trees on the CPU keep their laws there, wherever the rows are: only a few numbers per node are then copied.
+    """
+    temperature = check_temperature(temperature)
+    rows = at_least_float32(rows.detach())
+    for tree, own in zip(trees, rows.split([len(tree) for tree in trees]), strict=True):
+        check_shape(tree, own)
+    check_rows(rows.amax(-1), "row")
+    return _laws_of(trees, rows, temperature)
+
+
+def _laws_of(trees: list[DraftTree], rows: Tensor, temperature: float | None) -> list[ExitLaw]:
+    """The laws of `trees`, whose checked rows lie one after the other; `temperature` None: rows are laws already."""
+    inner, kids, tokens, owners = [], [], [], []  # rows of internal nodes; edges: child, its token, place in `inner`
+    sizes, starts = [], [0]
+    for tree in trees:
+        owners += [len(inner) + i for i, node in enumerate(tree.internal) for _ in tree.children[node]]
+        below = [kid for node in tree.internal for kid in tree.children[node]]
+        kids.append(below)
+        tokens += [tree.token(kid) for kid in below]
+        inner += [starts[-1] + node for node in tree.internal]
+        sizes.append(len(tree.internal))
+        starts.append(starts[-1] + len(tree))
+    edges, outsides = _edges_and_outside(rows, temperature, inner, owners, tokens)
+    laws, first, row = [], 0, 0
+    device = trees[0].device if trees else rows.device
+    edges, outsides = edges.to(device), outsides.to(device)
+    for tree, below, size, start in zip(trees, kids, sizes, starts, strict=False):
+        edge, outside = edges[first : first + len(below)], outsides[row : row + size]
+        place = [i for i, node in enumerate(tree.internal) for _ in tree.children[node]]
+        internal, child, owner = (
+            torch.tensor(x, dtype=torch.long, device=device) for x in (tree.internal, below, place)
+        )
+        # From here on a few float64 numbers per node: P and rho of one node come from the same total, so the exit law
+        # sums to 1 whatever was rounded in the rows.
+        total = outside.index_add(0, owner, edge.exp())
+        edge_log_probs = edge.new_zeros(len(tree)).index_copy_(0, child, edge - total.log()[owner])
+        rho = torch.ones_like(edge_log_probs).index_copy_(0, internal, outside / total)
+        log_P = _sum_over_ancestors(tree, edge_log_probs)
+        P = log_P.exp()
+        fields = (x.to(rows.dtype) for x in (P, rho, P * rho, log_P, edge_log_probs))
+        laws.append(ExitLaw(tree, *fields, _rows=rows[start : start + len(tree)], _temperature=temperature))
+        first, row = first + len(below), row + size
+    return laws
 
 
 def _laws(rows: Tensor, temperature: float | None) -> Tensor:
@@ -127,18 +160,23 @@ def _laws(rows: Tensor, temperature: float | None) -> Tensor:
     return rows if temperature is None else target_probs(rows, temperature)
 
 
-def _edges_and_outside(tree, rows, temperature, internal, kids, owner) -> tuple[Tensor, Tensor]:
-    """float64 log p of each edge (in the order of `kids`), and the mass outside the children of each internal node."""
-    edge = torch.empty(len(kids), dtype=torch.float64, device=rows.device)
-    outside = torch.empty(len(internal), dtype=torch.float64, device=rows.device)
-    tokens = tree.tokens[kids]
-    step = len(internal) if rows.is_cuda else max(1, _CPU_CHUNK // rows.shape[-1])
+def _edges_and_outside(
+    rows: Tensor, temperature: float | None, inner: list[int], owners: list[int], tokens: list[int]
+) -> tuple[Tensor, Tensor]:
+    """float64 log p of each edge, and the mass outside the children of each of the rows `inner`, on the rows' device.
+
+    Edge e leaves the row `inner[owners[e]]` (ascending) with `tokens[e]`.
+    """
+    edge = torch.empty(len(owners), dtype=torch.float64, device=rows.device)
+    outside = torch.empty(len(inner), dtype=torch.float64, device=rows.device)
+    internal, owner, children = (torch.tensor(x, dtype=torch.long).to(rows.device) for x in (inner, owners, tokens))
+    step = max(1, (_DEVICE_CHUNK if rows.is_cuda else _CPU_CHUNK) // rows.shape[-1])
     first = 0
-    for start in range(0, len(internal), step or 1):
-        last = first + sum(len(tree.children[node]) for node in tree.internal[start : start + step])
+    for start in range(0, len(inner), step):
+        last = bisect_left(owners, start + step)
         chunk = rows.index_select(0, internal[start : start + step])
         laws = _laws(chunk, temperature)
-        row, token = owner[first:last] - start, tokens[first:last]
+        row, token = owner[first:last] - start, children[first:last]
         if temperature is None or is_greedy(temperature):
             edge[first:last] = laws[row, token].double().log()
         else:  # measured from the row's largest entry, so that an unlikely edge does not underflow
