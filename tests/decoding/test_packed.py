@@ -42,7 +42,7 @@ def path_wise(target, ids, b, anchor, tree):
 def test_packed_trees_equal_a_forward_per_path(target, work):
     """Siblings, overlaps, a root alone, padding: every node sees its sequence up to the root, and its path."""
     ids, trees = work
-    features, keys = read_sequences(target, ids, LENGTHS, (0, 2))
+    last, features, keys = read_sequences(target, ids, LENGTHS, (0, 2))
     flat = [(b, anchor, tree) for b, pairs in enumerate(trees) for anchor, tree in pairs]
     for known in (None, keys):
         states = packed_pass(target, ids, LENGTHS, trees, known)
@@ -50,14 +50,15 @@ def test_packed_trees_equal_a_forward_per_path(target, work):
         for mine, (b, anchor, tree) in zip(states, flat, strict=True):
             torch.testing.assert_close(mine, path_wise(target, ids, b, anchor, tree), atol=1e-5, rtol=1e-5)
     for b, length in enumerate(LENGTHS):
-        _, alone = target.prefill(target.new_cache(length), ids[b, :length], (0, 2))
+        after, alone = target.prefill(target.new_cache(length), ids[b, :length], (0, 2))
         torch.testing.assert_close(features[b, :length], alone, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(target.logits(last[b]), after, atol=1e-5, rtol=1e-5)
 
 
 def test_a_store_passes_each_sequence_once(target, work):
     """Known sequences are not passed again, also beside others that are not known; the keys are the same."""
     ids, _ = work
-    _, whole = read_sequences(target, ids, LENGTHS)
+    _, _, whole = read_sequences(target, ids, LENGTHS)
     store, seen = KeyStore(2**30), []
     for names in ([0, 1, 2], [0, 1, 2], [7, 1, 2]):
         real = target.decoder.forward

@@ -61,7 +61,7 @@ class KeyStore:
                 store[:, :, b, :, : lengths[b]] = self.kept[name]
         if unknown:
             sizes = [lengths[b] for b in unknown]
-            _, fresh = read_sequences(target, ids[unknown, : max(sizes)], sizes)
+            _, _, fresh = read_sequences(target, ids[unknown, : max(sizes)], sizes)
             for i, b in enumerate(unknown):
                 own = fresh[:, :, i, :, : lengths[b]]
                 store[:, :, b, :, : lengths[b]] = own
@@ -80,11 +80,15 @@ class KeyStore:
 
 def read_sequences(
     target: Target, ids: Tensor, lengths: list[int], taps: tuple[int, ...] = ()
-) -> tuple[Tensor, Tensor]:
-    """Features `[B, S, len(taps) * H]` and keys and values `[layers, 2, B, heads, S, dim]` of padded `ids [B, S]`."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What one pass over padded `ids [B, S]` gives: final states of the last tokens, features, keys and values.
+
+    `[B, H]`, `[B, S, len(taps) * H]` and `[layers, 2, B, heads, S, dim]`.
+    """
     cache = SequenceKeys(ids.shape[1], keep=True)
-    _, features = _pass_over_all(target, ids, lengths, [[] for _ in lengths], taps, cache)
-    return features, torch.stack(cache.kept)
+    hidden, features, _ = _pass_over_all(target, ids, lengths, [[] for _ in lengths], taps, cache)
+    last = torch.tensor(lengths, device=ids.device) - 1
+    return hidden[torch.arange(len(ids), device=ids.device), last], features, torch.stack(cache.kept)
 
 
 def packed_pass(
@@ -102,11 +106,22 @@ def packed_pass(
     """
     if keys is not None:
         return _pass_over_nodes(target, ids, trees, keys)
-    return _pass_over_all(target, ids, lengths, trees, (), SequenceKeys(ids.shape[1], keep=False))[0]
+    hidden, _, starts = _pass_over_all(target, ids, lengths, trees, (), SequenceKeys(ids.shape[1], keep=False))
+    length = ids.shape[1]
+    return [
+        torch.cat([hidden[b, anchor : anchor + 1], hidden[b, length + start : length + start + len(tree) - 1]])
+        for b, pairs in enumerate(trees)
+        for (anchor, tree), start in zip(pairs, starts[b], strict=True)
+    ]
 
 
-def _pass_over_all(target: Target, ids: Tensor, lengths: list[int], trees, taps, cache) -> tuple[list[Tensor], Tensor]:
-    """One pass over [sequence; nodes]: the root's row is the sequence's at the anchor. States, and features."""
+def _pass_over_all(
+    target: Target, ids: Tensor, lengths: list[int], trees, taps, cache
+) -> tuple[Tensor, Tensor, list[list[int]]]:
+    """One pass over [sequence; nodes]: states of all, features of the sequences, where trees start among the nodes.
+
+    The root's row is the sequence's at the anchor.
+    """
     length, device = ids.shape[1], ids.device
     tokens, positions, starts = _nodes(ids, trees, with_root=False)
     total = tokens.shape[1]
@@ -120,12 +135,7 @@ def _pass_over_all(target: Target, ids: Tensor, lengths: list[int], trees, taps,
     hidden, features = target.forward(
         torch.cat([ids, tokens], 1), torch.cat([sequence, positions], 1), visible, cache, taps
     )
-    nodes = [
-        torch.cat([hidden[b, anchor : anchor + 1], hidden[b, length + start : length + start + len(tree) - 1]])
-        for b, pairs in enumerate(trees)
-        for (anchor, tree), start in zip(pairs, starts[b], strict=True)
-    ]
-    return nodes, features[:, :length]
+    return hidden, features[:, :length], starts
 
 
 def _pass_over_nodes(target: Target, ids: Tensor, trees, keys: Tensor) -> list[Tensor]:

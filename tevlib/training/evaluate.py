@@ -14,8 +14,8 @@ from tevlib.sources.prompts import SUITES, chat_ids, load_prompts
 from tevlib.training.batch import collate
 from tevlib.training.forest import grow
 from tevlib.training.rollouts import Rollout
-from tevlib.trees.builders import best_first_tree
-from tevlib.trees.exit_law import ExitLaw, exit_law
+from tevlib.trees.builders import best_first_trees
+from tevlib.trees.exit_law import ExitLaw, exit_laws
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,14 @@ def held_out_laws(
             context.keep_first(anchor)
             rows = drafter.draft(context, block_embeddings(target, drafter, ids[anchor]))
             log_probs = torch.log_softmax(target.logits(rows.to(target.dtype)), dim=-1)
-            tree = best_first_tree(log_probs, max(budgets), root_token=int(ids[anchor]))
-            logits, _ = target.score_tree(cache, tree)
-            for budget, temperature in found:
-                n = min(budget + 1, len(tree))
-                law = exit_law(tree.prefix(n), logits[:n], temperature)
-                found[budget, temperature].append((1 + float(law.coverage), float(law.w[0])))
+            (tree,) = best_first_trees(log_probs[None], max(budgets), [int(ids[anchor])])
+            logits, _ = target.score_tree(cache, tree.to(target.device))
+            for temperature in temperatures:
+                (law,) = exit_laws([tree], logits, temperature)
+                for budget in budgets:  # P of a node does not depend on the nodes behind it
+                    reached = law.P[1 : budget + 1].double()
+                    left = 1 - reached[tree.depths[1 : budget + 1] == 1].sum()
+                    found[budget, temperature].append((1 + float(reached.sum()), float(left.clamp(0, 1))))
     return {key: HeldOut(*torch.tensor(values).T, torch.tensor(texts)) for key, values in found.items()}
 
 

@@ -19,11 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tevlib.decoding.packed import read_sequences
 from tevlib.decoding.target import Target
 from tevlib.trees.sampling import argmax_lowest, check_rows, check_temperature, is_greedy
 from tevlib.trees.seeds import stream_seed
 
 SHARD_ROLLOUTS = 128
+PREFILL_ROWS, DEVICE_PREFILL_ROWS = 4, 256
 
 
 @dataclass
@@ -47,13 +49,14 @@ class RowCache:
         self.store = torch.zeros(shape, dtype=target.dtype, device=target.device)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=target.device)
         self.rows = torch.arange(rows, device=target.device)
+        self.longest = 0
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, **_) -> tuple[Tensor, Tensor]:
-        """Write one new token per row behind its sequence; all keys and values up to the longest row."""
+        """Write one new token per row behind its sequence; all keys and values up to the `longest` row's."""
         layer = self.store[layer_idx]
         layer[0, self.rows, :, self.lengths] = keys[:, :, 0]
         layer[1, self.rows, :, self.lengths] = values[:, :, 0]
-        end = int(self.lengths.max()) + 1
+        end = self.longest + 1
         return layer[0, :, :, :end], layer[1, :, :, :end]
 
 
@@ -99,17 +102,23 @@ def rollouts(
     logits = torch.zeros(rows, target.vocab_size, device=device)
     key_slots = torch.arange(capacity, device=device)
 
+    patience = 1 if device.type == "cpu" else -(-rows // 16)  # idle rows that are worth a pass of their own
     while True:
-        for row in range(rows):
-            if owner[row] == -1 and waiting:
+        idle = [row for row in range(rows) if owner[row] == -1][: len(waiting)]
+        for some in _groups(idle if len(idle) >= min(patience, len(waiting)) else [], device):
+            for row in some:
                 owner[row] = index = waiting.pop()
                 streams[row].manual_seed(stream_seed(seed, index))
-                prompt = torch.tensor(prompts[index], device=device)
-                own = target.new_cache(len(prompt))
-                logits[row], features[row, : len(prompt)] = target.prefill(own, prompt, taps)
-                cache.store[:, :, row, :, : len(prompt)] = own.store[:, :, 0]
-                cache.lengths[row] = len(prompt)
-                ids[row, : len(prompt)] = prompt
+            sizes = [len(prompts[owner[row]]) for row in some]
+            padded = torch.zeros(len(some), max(sizes), dtype=torch.long)
+            for i, row in enumerate(some):
+                padded[i, : sizes[i]] = torch.tensor(prompts[owner[row]])
+            padded, at = padded.to(device), torch.tensor(some, device=device)
+            last, tapped, keys = read_sequences(target, padded, sizes, taps)
+            ids[at, : max(sizes)], features[at, : max(sizes)] = padded, tapped
+            cache.store[:, :, at, :, : max(sizes)] = keys
+            cache.lengths[at] = torch.tensor(sizes, device=device)
+            logits[at] = target.logits(last)
         active = [row for row in range(rows) if owner[row] != -1]
         if not active:
             return
@@ -118,17 +127,18 @@ def rollouts(
         tokens = draw(logits, temperature, uniforms)
         at = cache.lengths.clone()
         ids[cache.rows, at.clamp(max=capacity - 1)] = tokens
+        places, drawn = at.tolist(), tokens.tolist()
         for row in active:
-            length, index = int(at[row]) + 1, owner[row]
+            length, index = places[row] + 1, owner[row]
             prompt_length = len(prompts[index])
-            if int(tokens[row]) in stop_ids or length - prompt_length >= max_new_tokens:
+            if drawn[row] in stop_ids or length - prompt_length >= max_new_tokens:
                 features[row, length - 1] = 0
                 text, tapped = (x[row, :length].to("cpu", copy=True) for x in (ids, features))
                 yield Rollout(index, text, prompt_length, tapped)
                 owner[row] = -1
                 cache.lengths[row] = 0  # an idle row keeps attending to one token of its own
                 at[row] = 0
-        if not waiting and sum(o != -1 for o in owner) <= rows // 2:
+        if not waiting and sum(o != -1 for o in owner) <= rows // 2:  # the last ones go on in less room
             busy = [row for row in range(rows) if owner[row] != -1]
             if not busy:
                 return
@@ -137,12 +147,18 @@ def rollouts(
             cache.rows = cache.rows[:rows]
             ids, features, tokens, at = ids[busy], features[busy], tokens[busy], at[busy]
             logits = logits[busy]
-        end = int(cache.lengths.max()) + 1
-        visible = key_slots[None, None, :end] <= cache.lengths[:, None, None]
+        cache.longest = int(cache.lengths.max())
+        visible = key_slots[None, None, : cache.longest + 1] <= cache.lengths[:, None, None]
         hidden, tapped = target.forward(tokens[:, None], cache.lengths[:, None], visible, cache, taps)
         logits = target.logits(hidden[:, 0])
         features[cache.rows, at] = tapped[:, 0]
         cache.lengths += torch.tensor([o != -1 for o in owner], device=device).long()
+
+
+def _groups(rows: list[int], device: torch.device) -> list[list[int]]:
+    """Rows whose prompts are read together: few where padding costs, many where passes do."""
+    size = PREFILL_ROWS if device.type == "cpu" else DEVICE_PREFILL_ROWS
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def draw(logits: Tensor, temperature: float, uniforms: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def read(
     what `store` keeps, if there is one.
     """
     if config.online:
-        features, keys = read_sequences(target, batch.ids, batch.lengths, drafter.taps)
+        _, features, keys = read_sequences(target, batch.ids, batch.lengths, drafter.taps)
         inside = torch.arange(features.shape[1], device=features.device) < torch.tensor(
             batch.lengths, device=features.device
         ).sub(1).unsqueeze(1)  # the last token's is never read: it is zero in rollouts too
