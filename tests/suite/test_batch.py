@@ -12,7 +12,7 @@ import pytest
 from tevlib.suite import batch
 from tevlib.suite.batch import held, run_cells
 from tevlib.suite.notebook import NotebookFailed
-from tevlib.suite.records import failed_path, outcome, record_path, write_record
+from tevlib.suite.records import failed_path, outcome, record_path, write_failure, write_record
 
 RUNNER = """
 import json, sys, time
@@ -24,7 +24,8 @@ from tevlib.suite.records import record_path, write_record
 
 fields, log, seconds = json.loads(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 
-def run(cell, output):
+def run(cells, output):
+    (cell,) = cells
     with log.open("a") as file:
         file.write(f"start {cell.seed}\\n")
     time.sleep(seconds)
@@ -64,11 +65,12 @@ def wait_until(condition, seconds=60.0):
 
 
 def finish(record_of):
-    """A `run` that writes a record at once and remembers the cells it was given."""
+    """A `run` that writes records at once and remembers the cells it was given."""
 
-    def run(cell, output):
-        run.cells.append(cell)
-        write_record(record_path(cell), record_of(cell))
+    def run(cells, output):
+        run.cells += cells
+        for cell in cells:
+            write_record(record_path(cell), record_of(cell))
 
     run.cells = []
     return run
@@ -93,10 +95,10 @@ def test_a_failing_cell_is_recorded_and_the_rest_goes_on(tiny_cell, record_of, k
     cells = [tiny_cell(seed=seed) for seed in range(3)]
     good = finish(record_of)
 
-    def run(cell, output):
-        if cell.seed == 1:
+    def run(cells, output):
+        if cells[0].seed == 1:
             raise NotebookFailed("cell 3: the kernel died", 3, output)
-        good(cell, output)
+        good(cells, output)
 
     summary = run_cells(cells, keep_going=keep_going, run=run)
     assert [(cell.seed, error) for cell, error in summary.failures] == [(1, "cell 3: the kernel died")]
@@ -107,14 +109,14 @@ def test_a_failing_cell_is_recorded_and_the_rest_goes_on(tiny_cell, record_of, k
 
 def test_a_run_without_a_record_failed(tiny_cell):
     """A notebook that ends well but leaves no record (sys.exit, an early return) is a failure, not a success."""
-    summary = run_cells([tiny_cell()], run=lambda cell, output: None)
+    summary = run_cells([tiny_cell()], run=lambda cells, output: None)
     assert len(summary.failures) == 1 and "without a record" in outcome(tiny_cell())["error"]
 
 
 def test_bugs_are_not_taken_for_failed_cells(tiny_cell):
     """Only what a cell may raise is recorded; anything else comes out with its traceback."""
 
-    def run(cell, output):
+    def run(cells, output):
         raise TypeError("a bug")
 
     with pytest.raises(TypeError, match="a bug"):
@@ -183,12 +185,61 @@ def test_what_tables_share_is_run_once(tiny_cell, home, record_of):
     cells = [tiny_cell(table="table2", role="original"), tiny_cell(table="table4", role="base"), tiny_cell(seed=1)]
     ran = []
 
-    def run(cell, output):
-        ran.append((cell.table, cell.seed))
-        write_record(record_path(cell), record_of(cell))
+    def run(cells, output):
+        for cell in cells:
+            ran.append((cell.table, cell.seed))
+            write_record(record_path(cell), record_of(cell))
 
     summary = run_cells(cells, run=run)
     assert ran == [("table2", 0), ("table4", 1)] and (summary.ran, summary.skipped) == (2, 0)
     assert run_cells(cells, run=run).skipped == 2
     assert [outcome(cell)["cell"] for cell in cells] == [cell.fields() for cell in cells]
     assert {outcome(cell)["status"] for cell in cells} == {"finished"}
+
+
+def test_cells_on_the_same_prompts_share_a_notebook(tiny_cell, tiny, home):
+    """Verifiers, budgets and drafters on one suite and temperature run in one kernel, against one plain decoding; each
+    has a record of its own, equal to the one that it gets alone but for the times."""
+    cells = [tiny_cell(verifier=verifier) for verifier in ("predraw", "tev")] + [tiny_cell(budget=3, table="table5")]
+    other = tiny_cell(temperature=0.0)
+    assert run_cells([*cells, other]).ran == 4
+    assert len(list((home / "runs" / "test").glob("*.ipynb"))) == 2
+    found = [outcome(cell) for cell in cells]
+    assert [one["beside"] for one in found] == [[c.hash12() for c in cells if c != cell] for cell in cells]
+    plain = [[(row["ar_tokens"], row["ar_s"], row["first"]) for row in one["responses"]] for one in found]
+    assert plain[0] == plain[1] == plain[2]
+    for cell, one in zip(cells, found, strict=True):
+        record_path(cell).unlink()
+        assert run_cells([cell]).ran == 1
+        alone = outcome(cell)
+        assert alone["beside"] == [] and alone["cell"] == cell.fields() == one["cell"]
+        for name in ("tau", "tau_pooled", "ceiling", "audit_z", "tokens", "rounds"):
+            assert alone["metrics"][name] == one["metrics"][name], name
+
+
+def test_one_cell_does_not_spoil_those_beside_it(tiny_cell, record_of):
+    """A notebook that dies with several cells in it is done again cell by cell: the one at fault fails, the others do
+    not; one that wrote its own failure is not tried twice."""
+    cells = [tiny_cell(budget=budget) for budget in (1, 2, 3)]
+    good, calls = finish(record_of), []
+
+    def run(cells, output):
+        calls.append([cell.budget for cell in cells])
+        if any(cell.budget == 2 for cell in cells):
+            raise NotebookFailed("the kernel died", 3, output)
+        good(cells, output)
+
+    summary = run_cells(cells, run=run)
+    assert calls == [[1, 2, 3], [1], [2], [3]] and summary.ran == 2
+    assert [(cell.budget, error) for cell, error in summary.failures] == [(2, "the kernel died")]
+
+    def fail_one(cells, output):
+        calls.append([cell.budget for cell in cells])
+        good([cell for cell in cells if cell.budget != 5], output)
+        write_failure(record_path(tiny_cell(budget=5)), {"error": "1 of 3 answers failed"})
+        raise NotebookFailed("CellFailed: 1 of 3 answers failed", 3, output)
+
+    calls.clear()
+    summary = run_cells([tiny_cell(budget=budget) for budget in (4, 5)], run=fail_one)
+    assert calls == [[4, 5]] and summary.ran == 1
+    assert [(cell.budget, error) for cell, error in summary.failures] == [(5, "1 of 3 answers failed")]

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tevlib.decoding import checkpoint
 from tevlib.decoding.decode import SAMPLED_CHAIN
 from tevlib.decoding.load import DTYPES as LOADABLE
 from tevlib.suite import cells as planning
 from tevlib.suite.cells import Cell, load_profile
-from tevlib.suite.code_hash import code_digest, files_digest, normalised
+from tevlib.suite.code_hash import DELTA_OF, code_digest, drafter_digest, files_digest, normalised
 from tevlib.trees import builders, verifiers
 
 
@@ -219,6 +220,20 @@ def test_code_digest_follows_the_deciding_files(tmp_path, write_notebook):
     changed = code_digest(notebook, own, package)
     write_notebook("x = 2")
     assert len({before, changed, code_digest(notebook, own, package)}) == 3
+
+
+def test_a_drafter_kept_as_a_difference_is_as_new_as_its_base(tmp_path, tiny_cell, tiny):
+    """Its digest holds that of the drafter it differs from, under the key that checkpoints are written with."""
+    assert DELTA_OF == checkpoint.DELTA_OF
+    for name, config in (("base", "{}"), ("exit", json.dumps({DELTA_OF: "../base"}))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
+        (tmp_path / name / "some.safetensors").write_bytes(b"1")
+    before, cell = drafter_digest(tmp_path / "exit"), tiny_cell(drafter=str(tmp_path / "exit")).hash12()
+    assert drafter_digest(tmp_path / "base") == files_digest(tmp_path / "base")
+    (tmp_path / "base" / "some.safetensors").write_bytes(b"22")
+    assert drafter_digest(tmp_path / "exit") != before
+    assert tiny_cell(drafter=str(tmp_path / "exit")).hash12() != cell
 
 
 def test_files_digest_sees_names_and_bytes(tmp_path):

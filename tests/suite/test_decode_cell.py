@@ -8,7 +8,8 @@ import torch
 
 from tevlib.decoding import decode
 from tevlib.suite import decode_cell
-from tevlib.suite.decode_cell import CellFailed, answer_seed, run_decode_cell
+from tevlib.suite.decode_cell import CellFailed, answer_seed, run_decode_cell, run_decode_cells
+from tevlib.suite.decode_rows import length_variance
 from tevlib.suite.metrics import summarise
 from tevlib.suite.records import failed_path, outcome, read_record, record_path, rounds_path
 from tevlib.trees.draft_tree import DraftTree
@@ -75,12 +76,12 @@ def test_history_is_the_plain_answer_and_equal_for_all_verifiers(tiny_cell, monk
     """Cells that differ in the verifier alone see the same conversations: turn two follows the plain answer's text."""
     seen = {}
 
-    def watched(cell, target, drafter, messages, place, nth):
-        seen.setdefault(cell.verifier, []).append(json.dumps(messages))
-        return original(cell, target, drafter, messages, place, nth)
+    def watched(running, target, messages, place, nth):
+        seen.setdefault(running[0].cell.verifier, []).append(json.dumps(messages))
+        return original(running, target, messages, place, nth)
 
-    original = decode_cell._decode_both
-    monkeypatch.setattr(decode_cell, "_decode_both", watched)
+    original = decode_cell._side_by_side
+    monkeypatch.setattr(decode_cell, "_side_by_side", watched)
     for verifier in ("tev", "predraw"):
         run_decode_cell(tiny_cell(verifier=verifier))
     assert seen["tev"] == seen["predraw"]
@@ -111,6 +112,57 @@ def test_a_failing_answer_fails_the_cell_but_not_the_others(tiny_cell, monkeypat
     assert "NaN at node 4" in failure["responses"][0]["traceback"]
 
 
+def test_cells_side_by_side_take_turns(tiny_cell, monkeypatch):
+    """Plain decoding is first and last in turns, once per answer; the cells begin with another one each time."""
+    order = []
+
+    def watched(name, decode):
+        def run(*arguments, **how):
+            order.append(how.get("verifier", name))
+            return decode(*arguments, **how)
+
+        return run
+
+    monkeypatch.setattr(decode_cell, "autoregressive", watched("plain", decode.autoregressive))
+    monkeypatch.setattr(decode_cell, "speculate", watched("", decode.speculate))
+    run_decode_cells([tiny_cell(verifier=verifier) for verifier in ("predraw", "tev")])
+    warm_up, *answers = [order[i : i + 3] for i in range(0, len(order), 3)]
+    assert warm_up == ["plain", "predraw", "tev"]
+    assert answers == [["plain", "predraw", "tev"], ["predraw", "tev", "plain"], ["plain", "tev", "predraw"]]
+
+
+def test_a_failing_cell_leaves_those_beside_it_whole(tiny_cell, monkeypatch):
+    """A fault in one cell's answer is that cell's; one in plain decoding is everybody's. The others' later turns are
+    decoded, and every cell has its file before the failure is raised."""
+
+    def broken(target, drafter, ids, **how):
+        if how["verifier"] == "predraw":
+            raise ValueError("boom")
+        return decode.speculate(target, drafter, ids, **how)
+
+    monkeypatch.setattr(decode_cell, "speculate", broken)
+    _, good = cells = [tiny_cell(verifier=verifier) for verifier in ("predraw", "tev")]
+    with pytest.raises(CellFailed, match="2 of 2 answers failed, first chat/1: ValueError: boom"):
+        run_decode_cells(cells)
+    assert [outcome(cell)["status"] for cell in cells] == ["failed", "finished"]
+    assert len(outcome(good)["responses"]) == 3
+
+    def silent(*arguments, **how):
+        raise ValueError("no answer")
+
+    monkeypatch.setattr(decode_cell, "autoregressive", silent)
+    with pytest.raises(CellFailed, match=r"no answer.*no answer"):
+        run_decode_cells(cells)
+    assert json.loads(failed_path(record_path(good)).read_text())["metrics"]["tau"] is None
+
+
+def test_cells_of_other_prompts_are_not_done_together(tiny_cell):
+    """Another temperature, suite or length needs a plain decoding of its own."""
+    for changed in ({"temperature": 0.0}, {"max_new_tokens": 5}, {"prompts": 1}, {"seed": 1}):
+        with pytest.raises(ValueError, match="may differ in table, role, drafter, builder, verifier, budget only"):
+            run_decode_cells([tiny_cell(), tiny_cell(**changed)])
+
+
 def test_too_few_prompts_are_an_error(tiny_cell):
     """yourbench#89: asking for more prompts than there are must not run on fewer."""
     with pytest.raises(ValueError, match="5 prompts asked for"):
@@ -122,12 +174,12 @@ def test_length_variance_is_that_of_the_exit_depth():
     tree = DraftTree([5, 1, 2], [-1, 0, 1])
     w = torch.tensor([0.5, 0.25, 0.25])
     cycle = decode.Round(tree, w, w, 0.75, [0], 3)
-    assert decode_cell.length_variance(cycle) == pytest.approx(0.25 * 1 + 0.25 * 4 - 0.75**2)
+    assert length_variance(cycle) == pytest.approx(0.25 * 1 + 0.25 * 4 - 0.75**2)
 
 
 def test_a_prompt_longer_than_the_context_is_named_before_any_decoding(tiny_cell, tmp_path, monkeypatch):
     """One too long a line at the end of a file does not cost the decoding of those before it."""
     (tmp_path / "long.jsonl").write_text('{"turns": ["short"]}\n{"turns": ["' + "word " * 900 + '"]}\n')
-    monkeypatch.setattr(decode_cell, "_decode_both", None)
+    monkeypatch.setattr(decode_cell, "_side_by_side", None)
     with pytest.raises(ValueError, match=r"prompt long/2 has \d+ tokens, the context holds 2048"):
         run_decode_cell(tiny_cell(suite=str(tmp_path / "long.jsonl")))

@@ -18,7 +18,7 @@ from typing import ClassVar
 import yaml
 
 from tevlib.sources.prompts import SUITES
-from tevlib.suite.code_hash import code_digest, files_digest
+from tevlib.suite.code_hash import code_digest, drafter_digest, files_digest
 from tevlib.suite.names import check_name, did_you_mean
 from tevlib.suite.paths import from_repository, repository
 
@@ -45,6 +45,10 @@ class Work:
         """The fields that decide what is done: cells of two tables that are the same work share one record."""
         work = {name: value for name, value in self.fields().items() if name not in ("profile", "table", "role")}
         return {name: float(value) if name in ("temperature", "top_p") else value for name, value in work.items()}
+
+    def company(self) -> object:
+        """What cells must have in common to be done side by side in one notebook: here all, each is done alone."""
+        return self
 
     def hash12(self) -> str:
         """The first 12 hex digits of the digest of everything that decides this cell's result."""
@@ -84,7 +88,8 @@ class Cell(Work):
     repeats: int = 1
 
     NOTEBOOK: ClassVar[str] = "21_decode_cell"
-    CODE: ClassVar[tuple[str, ...]] = ("suite/decode_cell.py", "suite/metrics.py")
+    CODE: ClassVar[tuple[str, ...]] = ("suite/decode_cell.py", "suite/decode_rows.py", "suite/metrics.py")
+    BESIDE: ClassVar[tuple[str, ...]] = ("table", "role", "drafter", "builder", "verifier", "budget")  # own, in company
 
     def __post_init__(self):
         for name in ("profile", "table", "role"):
@@ -104,6 +109,10 @@ class Cell(Work):
         if self.verifier == "greedy" and self.temperature > 0:
             raise ValueError(f"the greedy verifier is exact at temperature 0 only, got {self.temperature:g}")
         _check_drafter(self.drafter)
+
+    def company(self) -> object:
+        """All that decides the plain decoding: cells that share it are decoded side by side, against one of them."""
+        return tuple(value for name, value in self.fields().items() if name not in self.BESIDE)
 
     def __str__(self) -> str:
         return f"{self.role} + {self.verifier} on {Path(self.suite).stem}, B={self.budget}, T={self.temperature:g}"
@@ -315,4 +324,6 @@ def is_hub_id(name: str) -> bool:
 def _content(name: str) -> str:
     """Digest of the file or folder that `name` points to, or `name` itself where it is only a name."""
     path = from_repository(name)
-    return files_digest(path) if name not in SUITES and path.exists() else name
+    if name in SUITES or not path.exists():
+        return name
+    return drafter_digest(path) if path.is_dir() else files_digest(path)

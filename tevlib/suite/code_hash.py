@@ -10,6 +10,7 @@ from pathlib import Path
 import tevlib
 
 DECIDES = ("trees", "sources", "decoding")  # inside the package, for every kind of cell
+DELTA_OF = "tevlib_delta_of"  # as in tevlib.decoding.checkpoint, which planning does not load
 
 
 def normalised(source: str) -> str:
@@ -56,6 +57,13 @@ def files_digest(path: Path) -> str:
         for file in sorted(path.rglob("*"))
         if file.is_file() and file.suffix != ".md" and not file.name.startswith(".")
     )
+
+
+def drafter_digest(folder: Path) -> str:
+    """`files_digest` of a model's folder; of a drafter kept as a difference, with that of the one it differs from."""
+    own, config = files_digest(folder), folder / "config.json"
+    base = json.loads(config.read_text(encoding="utf-8")).get(DELTA_OF) if config.is_file() else None
+    return own if base is None else _digest_of([own, drafter_digest((folder / base).resolve())])
 
 
 def _digest_of(parts: Iterable) -> str:

@@ -1,32 +1,39 @@
-"""Do one decode cell: both methods on every prompt, one response row per answer, one record at the end.
+"""Do decode cells: every method on every prompt, one response row per answer, one record per cell at the end.
 
-Protocol. Per prompt and turn, `autoregressive` and `speculate` run one after the other on the same token ids; which of
-them is first alternates from answer to answer, so that a machine that warms up or is shared favours neither. Both draw
-from the seed of (cell seed, repeat, prompt, turn), which is the same for every drafter and verifier. In a conversation
-the history is the text of the *autoregressive* answer, decoded without special tokens: cells that differ in drafter or
-verifier alone then see the same prompts (the references use the last method's answer, which differs between rows).
-A short answer per method is decoded first and thrown away.
+Protocol. Cells that differ in drafter, builder, verifier or budget alone are done side by side, against one plain
+decoding. Per prompt and turn, `autoregressive` and each cell's `speculate` run one after the other on the same token
+ids; from answer to answer plain decoding is now first and now last, and the cells take turns, so that a machine that
+warms up or is shared favours none. All draw from the seed of (cell seed, repeat, prompt, turn), which is the same for
+every drafter and verifier. In a conversation the history is the text of the *autoregressive* answer, decoded without
+special tokens: all cells then see the same prompts (the references use the last method's answer, which differs between
+rows). What a cell decodes does not depend on the company it has. A short answer per method is decoded first and thrown
+away.
 """
 
+import contextlib
 import hashlib
 import json
 import time
 import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from tqdm.auto import tqdm
 
 from tevlib.decoding.checkpoint import load_drafter
-from tevlib.decoding.decode import Generation, Round, autoregressive, speculate
+from tevlib.decoding.decode import Generation, autoregressive, speculate
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.load import OFFLINE_TARGET, load_target
 from tevlib.decoding.target import Target
 from tevlib.sources.assets import gguf_path
 from tevlib.sources.prompts import SUITES, Prompt, chat_ids, load_prompts
 from tevlib.suite.cells import Cell, VerifierCell, is_hub_id
-from tevlib.suite.code_hash import files_digest
+from tevlib.suite.code_hash import drafter_digest
+from tevlib.suite.decode_rows import response_row, round_rows
 from tevlib.suite.memory import available_bytes, check_memory
 from tevlib.suite.metrics import summarise
 from tevlib.suite.paths import from_repository, home
@@ -41,46 +48,86 @@ class CellFailed(RuntimeError):
     """At least one answer of a cell failed; the failure record holds the others' numbers and every traceback."""
 
 
-def run_decode_cell(cell: Cell) -> dict:
-    """The finished record of `cell`, as written to `record_path(cell)`.
+@dataclass
+class _Running:
+    """A cell at work: its drafter, where its response rows go as they come, and all rows so far."""
 
-    Every answer is appended to `runs/<profile>/<hash12>.responses.jsonl` as soon as it is there. An exception in an
-    answer marks its prompt failed and the cell goes on with the next; at the end `<hash12>.failed.json` is written
-    instead of a record, with metrics over the answers that succeeded, and `CellFailed` raised.
+    cell: Cell
+    hash12: str
+    drafter: DFlashDraftModel
+    file: TextIO
+    responses: list[dict] = field(default_factory=list)
+    rounds: list[dict] = field(default_factory=list)
+
+    def add(self, row: dict, ar: Generation | dict, spec: Generation | dict) -> bool:
+        """Whether the answer succeeded; its rows are kept either way. `row` says which answer it is."""
+        fault = next((found for found in (ar, spec) if isinstance(found, dict)), None)
+        if fault is None:
+            self.rounds += [of_round | {"response": len(self.responses)} for of_round in round_rows(spec)]
+        row |= response_row(ar, spec) if fault is None else fault
+        self.responses.append(row)
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+        return fault is None
+
+
+def run_decode_cell(cell: Cell) -> dict:
+    """The finished record of `cell`, as written to `record_path(cell)`; see `run_decode_cells`."""
+    return run_decode_cells([cell])[0]
+
+
+def run_decode_cells(cells: Sequence[Cell]) -> list[dict]:
+    """The finished records of cells of one `company()`, each as written to its `record_path`.
+
+    Every answer is appended to `runs/<profile>/<hash12>.responses.jsonl` as soon as it is there. An exception in a
+    cell's answer marks the prompt failed for this cell and it goes on with the next (one in plain decoding, for all);
+    at the end `<hash12>.failed.json` is written instead of a record, with metrics over the answers that succeeded, and
+    `CellFailed` raised when all cells have their file. `wall_s` is that of all cells together.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
-    hash12 = cell.hash12()
-    path = record_path(cell, hash12)
-    prompts = prompts_of(cell)
-    if (weights := _local_weights(cell.target)) is not None and not torch.cuda.is_available():
+    first = cells[0]
+    if any(cell.company() != first.company() for cell in cells):
+        raise ValueError(f"cells side by side may differ in {', '.join(Cell.BESIDE)} only")
+    hashes = [cell.hash12() for cell in cells]
+    prompts = prompts_of(first)
+    if (weights := _local_weights(first.target)) is not None and not torch.cuda.is_available():
         check_memory(weights, available_bytes())
-    target = load_target(target_name(cell.target), dtype=cell.dtype)
-    folder = drafter_folder(cell.drafter)
-    drafter = load_drafter(folder, target)
-    print(f"{target.info}; drafter {cell.drafter}, block {drafter.block_size}; {len(prompts)} prompts")
+    target = load_target(target_name(first.target), dtype=first.dtype)
+    drafters = {name: load_drafter(drafter_folder(name), target) for name in dict.fromkeys(c.drafter for c in cells)}
+    print(f"{target.info}; {len(prompts)} prompts; drafters {', '.join(drafters)}")
     _check_lengths(prompts, target)
-    _warm_up(cell, target, drafter, prompts[0])
-    responses, rounds = _decode_all(cell, target, drafter, prompts, home() / "runs" / cell.profile / hash12)
-    body = {
-        "hash": hash12,
-        "cell": cell.fields(),
-        "metrics": summarise(responses),
-        "device": device(target),
-        "target": target_facts(target),
-        "drafter": {"block_size": drafter.block_size, "sha256": files_digest(folder), "dtype": str(drafter.dtype)},
-        "provenance": provenance(),
-        "started_at": started.isoformat(timespec="seconds"),
-        "wall_s": time.perf_counter() - clock,
-        "responses": responses,
-    }
-    failures = [row for row in responses if row["status"] == "failed"]
-    if failures:
-        first = failures[0]
-        error = f"{len(failures)} of {len(responses)} answers failed, first {first['id']}: {first['error']}"
-        failed = write_failure(path, body | {"error": error})
-        raise CellFailed(f"{error}; see {failed}")
-    write_record(path, body, rounds)
-    return {"status": "finished", **body}
+    folder = home() / "runs" / first.profile
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as files:
+        running = []
+        for cell, hash12 in zip(cells, hashes, strict=True):
+            file = files.enter_context((folder / f"{hash12}.responses.jsonl").open("w", encoding="utf-8"))
+            running.append(_Running(cell, hash12, drafters[cell.drafter], file))
+        _warm_up(running, target, prompts[0])
+        _decode_all(running, target, prompts)
+    bodies = [
+        {
+            "hash": one.hash12,
+            "cell": one.cell.fields(),
+            "beside": [hash12 for hash12 in hashes if hash12 != one.hash12],
+            "metrics": summarise(one.responses),
+            "device": device(target),
+            "target": target_facts(target),
+            "drafter": {
+                "block_size": one.drafter.block_size,
+                "sha256": drafter_digest(drafter_folder(one.cell.drafter)),
+                "dtype": str(one.drafter.dtype),
+            },
+            "provenance": provenance(),
+            "started_at": started.isoformat(timespec="seconds"),
+            "wall_s": time.perf_counter() - clock,
+            "responses": one.responses,
+        }
+        for one in running
+    ]
+    if errors := [error for one, body in zip(running, bodies, strict=True) if (error := _write(one, body))]:
+        raise CellFailed("; ".join(errors))
+    return [{"status": "finished", **body} for body in bodies]
 
 
 def answer_seed(seed: int, repeat: int, prompt: int, turn: int) -> int:
@@ -110,104 +157,73 @@ def device(target: Target) -> dict:
     return {"name": provenance()["cpu"], "threads": torch.get_num_threads()}
 
 
-def _decode_all(
-    cell: Cell, target: Target, drafter: DFlashDraftModel, prompts: list[Prompt], stem: Path
-) -> tuple[list[dict], list[dict]]:
-    """Response rows and round rows of the whole cell; the response rows are on disk as they come."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    responses, rounds = [], []
-    answers = sum(len(prompt.turns) for prompt in prompts) * cell.repeats
-    with (
-        stem.with_suffix(".responses.jsonl").open("w", encoding="utf-8") as rows,
-        tqdm(total=answers, desc=str(cell), unit="answer", mininterval=1) as bar,
-    ):
-        for repeat in range(cell.repeats):
+def _write(one: _Running, body: dict) -> str | None:
+    """Write the record of a cell, or its failure; what failed, and where that is written, or None."""
+    path = record_path(one.cell, one.hash12)
+    failures = [row for row in one.responses if row["status"] == "failed"]
+    if not failures:
+        write_record(path, body, one.rounds)
+        return None
+    first = failures[0]
+    error = f"{len(failures)} of {len(one.responses)} answers failed, first {first['id']}: {first['error']}"
+    return f"{error}; see {write_failure(path, body | {'error': error})}"
+
+
+def _decode_all(running: list[_Running], target: Target, prompts: list[Prompt]) -> None:
+    """Fill in the response rows and round rows of every cell."""
+    repeats = running[0].cell.repeats
+    title = str(running[0].cell) + (f" and {len(running) - 1} beside" if len(running) > 1 else "")
+    total = sum(len(prompt.turns) for prompt in prompts) * repeats
+    with tqdm(total=total, desc=title, unit="answer", mininterval=1) as bar:
+        for repeat in range(repeats):
             for index, prompt in enumerate(prompts):
-                messages = []
+                messages, live = [], running  # a cell that failed has no history for the prompt's later turns
                 for turn, text in enumerate(prompt.turns):
                     messages.append({"role": "user", "content": text})
+                    place, nth = (repeat, index, turn), bar.n
+                    ar, specs = _side_by_side(live, target, messages, place, nth)
                     row = {"id": prompt.id, "turn": turn, "repeat": repeat}
-                    try:
-                        ar, spec, first = _decode_both(cell, target, drafter, messages, (repeat, index, turn), bar.n)
-                    except Exception as error:
-                        reason = f"{type(error).__name__}: {error}"
-                        row |= {"status": "failed", "error": reason, "traceback": traceback.format_exc()}
-                    else:
-                        row |= response_row(ar, spec) | {"first": first}
-                        rounds += [row_of | {"response": len(responses)} for row_of in round_rows(spec)]
-                        answer = target.tokenizer.decode(ar.tokens, skip_special_tokens=True)
-                        messages.append({"role": "assistant", "content": answer})
-                    responses.append(row)
-                    rows.write(json.dumps(row) + "\n")
-                    rows.flush()
+                    row["first"] = "speculative" if nth % 2 else "autoregressive"
+                    live = [one for one, spec in zip(live, specs, strict=True) if one.add(dict(row), ar, spec)]
                     bar.update()
-                    if row["status"] == "failed":
+                    if not live:
                         bar.update(len(prompt.turns) - turn - 1)
-                        break  # the later turns have no history
-    return responses, rounds
+                        break
+                    answer = target.tokenizer.decode(ar.tokens, skip_special_tokens=True)
+                    messages.append({"role": "assistant", "content": answer})
 
 
-def _decode_both(
-    cell: Cell, target: Target, drafter: DFlashDraftModel, messages: list[dict], place: tuple[int, int, int], nth: int
-) -> tuple[Generation, Generation, str]:
-    """Both methods' generations for one conversation, and which of them ran first."""
+def _side_by_side(
+    running: list[_Running], target: Target, messages: list[dict], place: tuple[int, int, int], nth: int
+) -> tuple[Generation | dict, list[Generation | dict]]:
+    """Plain decoding of one conversation, and every cell's; a fault, as it goes into a response row, where one failed.
+
+    Plain decoding is first where `nth` is even and last where it is odd; the cells begin with another one each time.
+    """
     ids = torch.tensor(chat_ids(target.tokenizer, messages))
+    shared = running[0].cell
     how = {
-        "temperature": cell.temperature, "top_p": cell.top_p, "top_k": cell.top_k,
-        "max_new_tokens": cell.max_new_tokens, "seed": answer_seed(cell.seed, *place),
+        "temperature": shared.temperature, "top_p": shared.top_p, "top_k": shared.top_k,
+        "max_new_tokens": shared.max_new_tokens, "seed": answer_seed(shared.seed, *place),
     }  # fmt: skip
-    tree = {"budget": cell.budget, "builder": cell.builder, "verifier": cell.verifier}
-    if nth % 2:
-        spec = speculate(target, drafter, ids, **tree, **how)
-        return autoregressive(target, ids, **how), spec, "speculative"
-    ar = autoregressive(target, ids, **how)
-    return ar, speculate(target, drafter, ids, **tree, **how), "autoregressive"
+    ar = None if nth % 2 else _attempt(autoregressive, target, ids, **how)
+    specs: dict[int, Generation | dict] = {}
+    for place_in_turn in range(len(running)):
+        i = (nth // 2 + place_in_turn) % len(running)
+        tree = {name: getattr(running[i].cell, name) for name in ("budget", "builder", "verifier")}
+        specs[i] = _attempt(speculate, target, running[i].drafter, ids, **tree, **how)
+    if ar is None:
+        ar = _attempt(autoregressive, target, ids, **how)
+    return ar, [specs[i] for i in range(len(running))]
 
 
-def response_row(ar: Generation, spec: Generation) -> dict:
-    """The numbers of one answer; `tevlib.suite.metrics` says what each is."""
-    return {
-        "status": "ok",
-        "ar_tokens": len(ar.tokens),
-        "ar_s": ar.decode_s,
-        "ar_prefill_s": ar.prefill_s,
-        "ar_stop": ar.stop_reason,
-        "tokens": len(spec.tokens),
-        "spec_s": spec.decode_s,
-        "prefill_s": spec.prefill_s,
-        "stop": spec.stop_reason,
-        "stage_s": spec.stage_s,
-        "rounds": len(spec.rounds),
-        "lengths": sum(r.length for r in spec.rounds),
-        "emitted": sum(r.emitted for r in spec.rounds),
-        "ceilings": sum(r.ceiling for r in spec.rounds),
-        "squares": sum((r.length - r.ceiling) ** 2 for r in spec.rounds),
-        "variances": sum(length_variance(r) for r in spec.rounds),
-        "nodes": sum(len(r.tree) for r in spec.rounds),
-    }
-
-
-def length_variance(cycle: Round) -> float:
-    """Variance of the block length D + 1 of any saturated verifier on this round's tree: that of depth under w."""
-    w, depths = cycle.w.double(), cycle.tree.depths.double()
-    mean = (w * depths).sum()
-    return float((w * (depths - mean) ** 2).sum())
-
-
-def round_rows(spec: Generation) -> list[dict]:
-    """One row per draft-verify round: length D + 1, emitted tokens, ceiling 1 + C_p, nodes, seconds by stage."""
-    return [
-        {
-            "round": index,
-            "length": r.length,
-            "emitted": r.emitted,
-            "ceiling": r.ceiling,
-            "variance": length_variance(r),
-            "nodes": len(r.tree),
-            **{f"{stage}_s": seconds for stage, seconds in r.times.items()},
-        }
-        for index, r in enumerate(spec.rounds)
-    ]
+def _attempt(decode: Callable[..., Generation], *arguments, **how) -> Generation | dict:
+    """What `decode` returns, or the fault; as text, since an exception would keep the memory that it was raised in."""
+    try:
+        return decode(*arguments, **how)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return {"status": "failed", "error": reason, "traceback": traceback.format_exc()}
 
 
 def prompts_of(cell: Cell | VerifierCell) -> list[Prompt]:
@@ -226,11 +242,11 @@ def _check_lengths(prompts: list[Prompt], target: Target) -> None:
             raise ValueError(f"prompt {prompt.id} has {length} tokens, the context holds {target.context_limit}")
 
 
-def _warm_up(cell: Cell, target: Target, drafter: DFlashDraftModel, prompt: Prompt) -> None:
-    """Decode a few tokens with either method and forget them: first calls allocate and compile."""
-    messages = [{"role": "user", "content": prompt.turns[0]}]
-    short = Cell(**cell.fields() | {"max_new_tokens": min(WARM_UP_TOKENS, cell.max_new_tokens)})
-    _decode_both(short, target, drafter, messages, (0, 0, 0), nth=0)
+def _warm_up(running: list[_Running], target: Target, prompt: Prompt) -> None:
+    """Decode a few tokens with every method and forget them: first calls allocate and compile."""
+    short = [replace(one, cell=replace(one.cell, max_new_tokens=min(WARM_UP_TOKENS, one.cell.max_new_tokens)))
+             for one in running]  # fmt: skip
+    _side_by_side(short, target, [{"role": "user", "content": prompt.turns[0]}], (0, 0, 0), nth=0)
 
 
 def target_name(name: str) -> str:
