@@ -58,9 +58,12 @@ def usable(rollouts: list[Rollout]) -> list[Rollout]:
 
 def step_rollouts(step: int, count: int, sequences: int, seed: int) -> list[int]:
     """Which of `count` rollouts a step takes: epochs of random permutations, a function of (seed, step) alone."""
-    picked = []
+    picked: list[int] = []
+    orders: dict[int, list[int]] = {}
     for position in range(step * sequences, (step + 1) * sequences):
         epoch, place = divmod(position, count)
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(stream_seed(seed, epoch)))
-        picked.append(int(order[place]))
+        if epoch not in orders:
+            generator = torch.Generator().manual_seed(stream_seed(seed, epoch))
+            orders[epoch] = torch.randperm(count, generator=generator).tolist()
+        picked.append(orders[epoch][place])
     return picked

@@ -84,11 +84,11 @@ def drafter_card(
 def _unused(objective: str) -> set[str]:
     """Fields of a `TrainConfig` that play no part in an objective."""
     trees = {"guidance", "token_weight", "trees", "tree_budget", "tree_temperature"}
-    leaves, gain = {"horizon_leaves"}, {"gain_share", "gain_floor"}
+    leaves, gain = {"horizon_leaves", "gain_guidance"}, {"gain_share", "gain_floor"}
     losses = set(OBJECTIVES[objective][1])
     unused = set() if losses & {"exit", "prefix", "gain"} else trees
     unused |= set() if losses & {"exit", "prefix"} else leaves
-    unused |= set() if "gain" in losses else gain
+    unused |= set() if losses & {"gain", "exit"} else gain
     return unused | (set() if "opd" in losses else {"opd_decay"})
 
 

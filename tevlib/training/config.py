@@ -30,6 +30,7 @@ class TrainConfig:
     tree_temperature: float = 1.0  # of the target's law on them (paper: silent)
     horizon_leaves: bool = True  # exit and prefix: nodes at the last depth weigh too (paper: silent)
     gain_share: str = "all"  # gain: all children, or the missing or present ones, or the root row alone
+    gain_guidance: float = 0.0  # exit: weight of gain (ours) beside it
     gain_floor: float = 1e-3  # gain: nodes of smaller P(v) are skipped
     opd_decay: float = 0.8  # opd: of rejected tokens with depth (its published recipe)
     online: bool = False  # features from a target pass in every step, not from the rollouts (the paper: online)
@@ -49,7 +50,10 @@ class TrainConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("guidance", "token_weight", "gain_floor", "tree_temperature", "key_store_gb", "weight_decay"):
+        for name in (
+            "guidance", "token_weight", "gain_guidance", "gain_floor", "tree_temperature", "key_store_gb",
+            "weight_decay",
+        ):  # fmt: skip
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be a finite number >= 0, got {getattr(self, name)}")
         if not any(self.losses().values()):
@@ -72,4 +76,6 @@ class TrainConfig:
         """The losses that are added up, with their weights. A weight of 0 is left out: then it is as if not there."""
         weights = {"token": self.token_weight, "opd": 1.0}
         named = {part: weights.get(part, self.guidance) for part in OBJECTIVES[self.objective][1]}
+        if self.objective == "exit":
+            named["gain"] = self.gain_guidance
         return {part: weight for part, weight in named.items() if weight > 0}
