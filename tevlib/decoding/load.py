@@ -57,6 +57,7 @@ def load_target(
     refuse_inexact(config.get_text_config())
     where = {} if isinstance(folder, Path) else {"revision": revision}
     attention = NAME if torch.device(device).type == "cpu" else "sdpa"
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape, and every round has another
     model, loading = AutoModelForCausalLM.from_pretrained(
         folder, dtype=DTYPES[dtype], attn_implementation=attention, output_loading_info=True, **where
     )
