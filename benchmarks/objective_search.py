@@ -4,6 +4,7 @@
     python benchmarks/objective_search.py base     --out runs/search      more steps for the base drafter
     python benchmarks/objective_search.py search   --out runs/search      one seed of every variant in `SEARCH`
     python benchmarks/objective_search.py claim    --out runs/search      three seeds of the chosen few, on other text
+    python benchmarks/objective_search.py export   --out runs/search      their drafters
 
 Made for one GPU and a few minutes; runs on a CPU too, and slowly. Every stage resumes: what is in the folder is kept.
 `search` chooses on its own held-out text; `claim` is measured on text that no choice has seen.
@@ -30,28 +31,31 @@ from tevlib.training.train import train
 
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the responses
 HELD_OUT = {"choose": 64, "claim": 192}  # responses of each temperature, whose prompts are in no training set
+PIECE = 2000  # prompts that one process answers in one go
 BUDGETS = (16, 32, 64, 128)
-SEARCH = [
+SEARCH = [  # the first sixteen where there is time for no more
     "finetune",
     *(f"exit guidance={x}" for x in (8, 32, 96, 256)),
     "exit guidance=96 horizon_leaves=false",
-    "exit guidance=96 tree_budget=16",
     "exit guidance=96 tree_budget=32",
-    "exit guidance=96 tree_budget=128",
-    "exit guidance=96 trees=1",
-    "exit guidance=96 trees=8",
     "exit guidance=96 tree_temperature=0.6",
     "exit guidance=32 token_weight=0",
     "exit guidance=32 gain_guidance=1",
-    *(f"prefix guidance={x}" for x in (8, 32, 96, 256)),
-    *(f"gain guidance={x}" for x in (0.25, 1, 4, 16)),
+    "prefix guidance=96",
+    *(f"gain guidance={x}" for x in (1, 4, 16)),
     "gain guidance=4 gain_share=missing",
+    "gain guidance=1 token_weight=0",
+    "exit guidance=96 tree_budget=16",
+    "exit guidance=96 tree_budget=128",
+    "exit guidance=96 trees=1",
+    "exit guidance=96 trees=8",
+    *(f"prefix guidance={x}" for x in (8, 32, 256)),
+    "gain guidance=0.25",
     "gain guidance=4 gain_share=present",
     "gain guidance=4 gain_share=root",
     "gain guidance=4 tree_budget=32",
     "gain guidance=4 trees=8",
     "gain guidance=4 tree_temperature=0.6",
-    "gain guidance=1 token_weight=0",
     "opd",
 ]
 
@@ -107,7 +111,13 @@ def rollout_tasks(prompts: list[list[int]], own: list[list[int]]) -> list[tuple[
     tasks += [("base-own-0", own[:half], 0.0, 10), ("base-own-1", own[:half], 0.7, 11)]
     tasks += [("fresh-prompts-1", rest, 0.7, 20), ("fresh-prompts-2", rest, 1.0, 21)]
     tasks += [("fresh-own-0", own[half:], 0.0, 22), ("fresh-own-1", own[half:], 0.7, 23)]
-    return sorted(tasks, key=lambda task: -len(task[1]))
+    pieces = []
+    for name, some, temperature, seed in tasks:
+        pieces += [
+            (f"{name}-{i}", some[start : start + PIECE], temperature, seed * 100 + i)
+            for i, start in enumerate(range(0, len(some), PIECE))
+        ]
+    return sorted(pieces, key=lambda piece: -len(piece[1]))
 
 
 def own_prompts(args, share: int, shares: int, queue) -> None:
@@ -174,7 +184,7 @@ def train_base(args) -> None:
     )  # fmt: skip
     started = time.time()
     rows = train(target, drafter, learnt, held_out, config, args.out / "base-run")
-    save_drafter(drafter, args.out / "base", target=target)
+    save_drafter(drafter, args.out / "drafters" / "smollm2-135m-base", target=target)
     for row in rows:
         if "ceiling_B32_T0" in row:
             print({k: round(v, 4) for k, v in row.items()}, flush=True)
@@ -195,7 +205,8 @@ def work(args, stage: str, jobs) -> None:
         folder = args.out / stage / folder_name(text, seed)
         how = dict(contexts=2 * len(held_out), budgets=BUDGETS, temperatures=(0.0, 0.6, 1.0))
         config = variant_config(text, shared_config(args.steps), seed)
-        found = run_variant(target, args.out / "base", learnt, held_out, config, folder, **how)
+        base = args.out / "drafters" / "smollm2-135m-base"
+        found = run_variant(target, base, learnt, held_out, config, folder, **how)
         means = {k: round(sum(v) / len(v), 3) for k, v in found["ceilings"].items()}
         speed = f"{found['seconds']:.0f} s, {found['steps_per_s']:.2f} steps/s"
         print(f"{stage} {text} seed {seed}: {speed}, {means}", flush=True)
@@ -216,7 +227,7 @@ def run_jobs(args, stage: str, names: list[tuple[str, int]]) -> dict[tuple[str, 
 
 
 def search(args) -> None:
-    results = run_jobs(args, "search", [(text, 0) for text in args.variants or SEARCH])
+    results = run_jobs(args, "search", [(text, 0) for text in args.variants or SEARCH[: args.variants_most]])
     table = paired_differences(results, "finetune")
     table.to_csv(args.out / "search.csv", index=False)
     wanted = table[table.setting.isin(["B32_T1", "B64_T1", "B32_T0", "B64_T0"])]
@@ -230,6 +241,12 @@ def search(args) -> None:
 
 
 def claim(args) -> None:
+    """`--steps 0`: as many as fit into `--seconds` at the search's pace."""
+    if args.steps == 0:
+        paths = (args.out / "search").glob("exit*/evaluation.json")
+        pace = min(json.loads(path.read_text())["steps_per_s"] for path in paths)
+        args.steps = int(0.8 * pace * (args.seconds - 30)) // 50 * 50
+        print(f"{args.steps} steps at {pace:.2f} a second", flush=True)
     chosen = args.variants or ["finetune", *json.loads((args.out / "chosen.json").read_text()).values(), "opd"]
     results = run_jobs(args, "claim", [(text, seed) for seed in range(3) for text in chosen])
     for reference in chosen[:4]:
@@ -237,6 +254,19 @@ def claim(args) -> None:
         table.to_csv(args.out / f"claim-{reference.split()[0]}.csv", index=False)
         shown = table[table.setting.isin(["B32_T1", "B64_T1", "B64_T0"])]
         print(f"minus {reference}\n{shown.round(4).to_string()}", flush=True)
+
+
+def export(args) -> None:
+    """The first seed of each claim as a drafter's folder, the controls as differences from the base."""
+    target = args.load()
+    base = args.out / "drafters" / "smollm2-135m-base"
+    for path in sorted((args.out / "claim").glob("*-s0/state.pt")):
+        kind = path.parent.name.split("_")[0].removesuffix("-s0")
+        drafter = load_drafter(base, target, dtype=torch.float32)
+        drafter.load_state_dict(torch.load(path, map_location=target.device)["drafter"])
+        of = None if kind in ("exit", "gain") else base
+        save_drafter(drafter, base.with_name(f"smollm2-135m-{kind}"), target=target, delta_of=of)
+        print(kind, flush=True)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -272,7 +302,7 @@ class Arguments(argparse.Namespace):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["rollouts", "base", "search", "claim"])
+    parser.add_argument("stage", choices=["rollouts", "base", "search", "claim", "export"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target", default="SmolLM2-135M-Instruct")
     parser.add_argument("--init", default="data/drafters/smollm2-135m-base", help="where the base starts")
@@ -287,9 +317,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of the base")
     parser.add_argument("--seconds", type=float, default=86400, help="after this the stage ends with what is done")
     parser.add_argument("--variants", nargs="*", help="instead of the stage's own")
+    parser.add_argument("--variants-most", type=int, default=None, help="of `SEARCH`")
     args = parser.parse_args(namespace=Arguments())
     args.out.mkdir(parents=True, exist_ok=True)
-    {"rollouts": make_rollouts, "base": train_base, "search": search, "claim": claim}[args.stage](args)
+    stages = {"rollouts": make_rollouts, "base": train_base, "search": search, "claim": claim, "export": export}
+    stages[args.stage](args)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
 from tevlib.decoding.decode import pooled_tau, speculate, tau_of_responses
-from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
+from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.packed import read_sequences
 from tevlib.decoding.target import Target
 from tevlib.sources.prompts import SUITES, chat_ids, load_prompts
 from tevlib.training.batch import collate
 from tevlib.training.forest import grow
 from tevlib.training.rollouts import Rollout
-from tevlib.trees.builders import best_first_trees
 from tevlib.trees.exit_law import ExitLaw, exit_laws
+
+TREES_PER_PASS, DEVICE_TREES_PER_PASS = 8, 64
 
 
 @dataclass(frozen=True)
@@ -46,31 +49,34 @@ def held_out_laws(
     same order for every drafter, so differences can be paired.
     """
     per_text = -(-contexts // len(held_out))
+    size = max(1, (TREES_PER_PASS if target.device.type == "cpu" else DEVICE_TREES_PER_PASS) // per_text)
     found: dict[tuple[int, float], list] = {(b, t): [] for b in budgets for t in temperatures}
     texts: list[int] = []
-    for text, rollout in enumerate(held_out):
-        response = len(rollout.ids) - rollout.prompt_length
-        anchors = sorted({rollout.prompt_length + i * response // per_text for i in range(per_text)}, reverse=True)
-        ids = rollout.ids.to(target.device)
-        cache = target.new_cache(len(ids) + max(budgets) + 1)
-        _, features = target.prefill(cache, ids[: anchors[0]], drafter.taps)
-        context = drafter.new_cache(len(ids) + drafter.block_size)
-        drafter.append_context(context, features)
-        for anchor in anchors:  # backwards, so that a shorter context is what remains of a longer one
-            texts.append(text)
-            cache.keep_first(anchor)
-            context.keep_first(anchor)
-            rows = drafter.draft(context, block_embeddings(target, drafter, ids[anchor]))
-            log_probs = torch.log_softmax(target.logits(rows.to(target.dtype)), dim=-1)
-            (tree,) = best_first_trees(log_probs[None], max(budgets), [int(ids[anchor])])
-            logits, _ = target.score_tree(cache, tree.to(target.device))
-            for temperature in temperatures:
-                (law,) = exit_laws([tree], logits, temperature)
-                for budget in budgets:  # P of a node does not depend on the nodes behind it
-                    reached = law.P[1 : budget + 1].double()
-                    left = 1 - reached[tree.depths[1 : budget + 1] == 1].sum()
-                    found[budget, temperature].append((1 + float(reached.sum()), float(left.clamp(0, 1))))
+    for start in range(0, len(held_out), size):
+        some = list(held_out[start : start + size])
+        places = [_spread(rollout, per_text) for rollout in some]
+        kept = torch.tensor([[i < len(own) for i in range(per_text)] for own in places], device=target.device)
+        anchors = torch.tensor([own + own[:1] * (per_text - len(own)) for own in places], device=target.device)
+        batch = collate(some).to(target.device)
+        _, features, keys = read_sequences(target, batch.ids, batch.lengths, drafter.taps)
+        batch = replace(batch, features=features)
+        grown = grow(target, drafter, batch, anchors, kept, budget=max(budgets), temperature=temperatures[0], keys=keys)
+        texts += [start + one.row for one in grown]
+        for temperature in temperatures:
+            laws = [one.law for one in grown]
+            if temperature != temperatures[0]:
+                laws = exit_laws([law.tree for law in laws], torch.cat([one.logits for one in grown]), temperature)
+            for law, budget in product(laws, budgets):  # P of a node does not depend on the nodes behind it
+                reached = law.P[1 : budget + 1].double()
+                left = 1 - reached[law.tree.depths[1 : budget + 1] == 1].sum()
+                found[budget, temperature].append((1 + float(reached.sum()), float(left.clamp(0, 1))))
     return {key: HeldOut(*torch.tensor(values).T, torch.tensor(texts)) for key, values in found.items()}
+
+
+def _spread(rollout: Rollout, n: int) -> list[int]:
+    """`n` positions spread evenly through the response; fewer in a shorter one."""
+    response = len(rollout.ids) - rollout.prompt_length
+    return sorted({rollout.prompt_length + i * response // n for i in range(n)})
 
 
 def held_out_tree(
