@@ -31,7 +31,7 @@ from tevlib.training.train import train
 
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the responses
 HELD_OUT = {"choose": 64, "claim": 192}  # responses of each temperature, whose prompts are in no training set
-PIECE = 2000  # prompts that one process answers in one go
+PIECE = 1500  # prompts that one process answers in one go
 BUDGETS = (16, 32, 64, 128)
 SEARCH = [  # the first sixteen where there is time for no more
     "finetune",
@@ -145,7 +145,13 @@ def respond(args, tasks) -> None:
         made = rollouts(
             target, prompts, (), temperature=temperature, max_new_tokens=args.tokens, seed=seed, rows=args.rows
         )
-        found = list(made)
+        found = []
+        for rollout in made:
+            found.append(rollout)
+            if time.time() > args.until:
+                break
+        if not found:
+            return
         write(found, path)
         tokens = sum(len(r.ids) - r.prompt_length for r in found)
         rate = tokens / (time.time() - started)
@@ -163,10 +169,11 @@ def make_rollouts(args) -> None:
         distinct = {tuple(ids): None for part in own for ids in part if len(ids) <= 288}
         kept.write_text(json.dumps([list(ids) for ids in distinct][: args.own]))
     own = json.loads(kept.read_text())
+    args.until = time.time() + args.seconds
     tasks = rollout_tasks(json.loads(args.prompts.read_text())["prompts"][: args.most], own)
     print(f"{len(own)} prompts of the target's own; {sum(len(t[1]) for t in tasks)} responses", flush=True)
     shares = [tasks[i :: args.workers] for i in range(args.workers)]
-    run_all([context.Process(target=respond, args=(args, share)) for share in shares if share], args.seconds)
+    run_all([context.Process(target=respond, args=(args, share)) for share in shares if share], args.seconds + 10)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
