@@ -1,4 +1,4 @@
-# make reproduce   set up, fetch, run the laptop profile, print and write Table 4
+# make reproduce   set up, fetch, run the laptop profile, print and write its tables
 # make test        set up, fetch, all tests          make quick   the fast ones
 # make lab         JupyterLab on the explorer        make lint    ruff and clean notebooks
 # Variables: PROFILE=smoke|laptop|paper   PYTHON=python3.12   VENV=folder
@@ -14,7 +14,7 @@ STRIP := --extra-keys "metadata.papermill cell.metadata.papermill" --keep-id
 
 reproduce: $(VENV)/.runtime
 	@$(BIN)/python -m tevlib fetch
-	@$(BIN)/python -m tevlib run --profile $(PROFILE) --tables 4
+	@$(BIN)/python -m tevlib run --profile $(PROFILE)
 
 test: $(VENV)/.development
 	@$(BIN)/python -m tevlib fetch

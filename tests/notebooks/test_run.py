@@ -107,10 +107,38 @@ def test_table3(home, tiny, tmp_path):
     assert (home / "data" / "tables" / "table3.csv").is_file()
 
 
+def test_table2(home, record_of, monkeypatch):
+    """Paper, ours, what was not run, changes against a row, the picture and the audit appear; the files are written."""
+    monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
+    cells = planning.load_profile("paper", tables=["table2"])
+    for cell in cells[:4]:
+        write_record(record_path(cell), record_of(cell))
+    picture = home / "pictures" / "table2.png"
+    shown = outputs(run_notebook("32_table2_objectives", {"profile": "paper", "picture": str(picture)}, timeout=120))
+    for words in (
+        "Original drafter",
+        "ours - paper",
+        "not run",
+        "7.80",
+        "2.00 (2.00..2.00)",
+        "table2.tex",
+        "<picture>",
+    ):
+        assert words in shown
+    assert picture.is_file() and (home / "data" / "tables" / "table2.csv").is_file()
+
+
+def test_table2_with_nothing_run(home, monkeypatch):
+    """Before any record there is, the notebook runs to its end and says so."""
+    monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
+    shown = outputs(run_notebook("32_table2_objectives", {"profile": "paper"}, timeout=120))
+    assert "nothing run yet" in shown and "not run" in shown
+
+
 def test_table4(home, record_of, monkeypatch):
     """The table notebook reads records, shows paper, ours, difference and the audit, and writes the files."""
     monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
-    for cell in planning.load_profile("paper")[:3]:
+    for cell in planning.load_profile("paper", tables=["table4"])[:3]:
         write_record(record_path(cell), record_of(cell))
     shown = outputs(run_notebook("34_table4_crossed", {"profile": "paper"}, timeout=120))
     for words in ("ours - paper", "not run", "2.00", "7.85", "1 + C_p", "table4.tex"):

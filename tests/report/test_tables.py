@@ -185,3 +185,21 @@ def test_table_2_has_its_rows_and_marks_what_the_paper_has_not():
     assert "verifier TEV" in table.attrs["caption"] and "T =" not in table.attrs["caption"]
     with pytest.raises(ValueError, match="table 2 needs one verifier"):
         decode_table("table2", [*outcomes, finished("gsm8k", verifier="predraw", role="x", temperature=2.0, budget=32)])
+
+
+def test_table_2_says_what_became_of_every_row():
+    """An objective that was not run, or failed in one suite, says so there and in its average; the others stand."""
+    outcomes = [finished(suite, role="original", temperature=0.0, table="table2") for suite in SUITES]
+    for role in ("exit", "gain"):
+        for suite in SUITES:
+            mine = finished(suite, role=role, temperature=0.0, table="table2")
+            outcomes.append(mine if role == "gain" else {"status": "not run", "cell": mine["cell"], "error": None})
+    outcomes[-1] = {"status": "failed", "cell": outcomes[-1]["cell"], "error": "boom"}
+    shown = layout(decode_table("table2", outcomes))
+    assert set(shown.loc[("0", "Exit weight w(v)", "ours")]) == {"not run"}
+    assert shown.loc[("0", "Exit weight w(v)", "paper"), ("Average", "τ")] == "8.85"
+    gain = shown.loc[("0", "Gain (ours, not the paper's)", "ours")]
+    assert gain["MATH-500", "τ"] == gain["Average", "SR"] == "failed" and gain["GSM8K", "τ"] == "2.00"
+    assert shown.loc[("0", "Original drafter", "ours"), ("Average", "τ")] == "2.00"
+    audit = audit_columns(decode_table("table2", outcomes))
+    assert audit.loc[("0", "Original drafter", "GSM8K"), ["SR 95%", "τ 95%"]].tolist() == ["1.40..1.60", "1.00..3.00"]

@@ -55,15 +55,28 @@ def test_names_are_those_of_the_code():
 
 
 def test_profiles_expand_to_valid_distinct_cells(monkeypatch):
-    """Each shipped profile gives table 4's cells, all four suites in each, every hash its own."""
+    """Each shipped profile has tables 2 and 4, all four suites in each, every hash of a table its own."""
     monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
     for name in planning.PROFILES:
-        cells = load_profile(name)
-        assert {cell.suite for cell in cells} == {"mt_bench", "humaneval", "gsm8k", "math500"}
-        assert {cell.profile for cell in cells} == {name}
-        assert len({cell.hash12() for cell in cells}) == len(cells) == len(set(cells))
-    paper = {cell.suite: (cell.prompts, cell.repeats) for cell in load_profile("paper")}
-    assert paper == {"mt_bench": (80, 2), "humaneval": (164, 3), "gsm8k": (128, 3), "math500": (128, 3)}
+        for table, temperatures in (("table2", {0.0, 1.0}), ("table4", {1.0})):
+            cells = load_profile(name, tables=[table])
+            assert {cell.suite for cell in cells} == {"mt_bench", "humaneval", "gsm8k", "math500"}
+            assert {cell.profile for cell in cells} == {name} and {cell.table for cell in cells} == {table}
+            assert {cell.temperature for cell in cells} == temperatures
+            assert len({cell.hash12() for cell in cells}) == len(cells) == len(set(cells))
+            assert table != "table2" or {(cell.verifier, cell.builder) for cell in cells} == {("tev", "best_first")}
+    paper = load_profile("paper")
+    sizes = {"mt_bench": (80, 2), "humaneval": (164, 3), "gsm8k": (128, 3), "math500": (128, 3)}
+    assert {cell.suite: (cell.prompts, cell.repeats) for cell in paper} == sizes
+    assert {(cell.target, cell.budget, cell.max_new_tokens) for cell in paper} == {("Qwen/Qwen3-4B", 64, 2048)}
+
+
+def test_a_profile_s_tables_share_plain_decoding(monkeypatch):
+    """Rows of all tables on one suite and temperature are one company: four suites, two temperatures, eight of them."""
+    monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
+    for name in planning.PROFILES:
+        companies = {cell.company() for cell in load_profile(name)}
+        assert len(companies) == 8 == len({(cell.suite, cell.temperature) for cell in load_profile(name)})
 
 
 METHODS = (
