@@ -151,7 +151,7 @@ def _cells(options: argparse.Namespace) -> list:
 
 def _write_tables(options: argparse.Namespace) -> None:
     from tevlib.report.build import build_table, printed, write_table
-    from tevlib.report.files import markdown
+    from tevlib.report.files import as_text
     from tevlib.suite.paths import home
     from tevlib.suite.records import outcome
 
@@ -159,7 +159,7 @@ def _write_tables(options: argparse.Namespace) -> None:
     for name in dict.fromkeys(cell.table for cell in planned):
         found = build_table(name, [outcome(cell) for cell in planned if cell.table == name])
         paths = write_table(found, home() / "data" / "tables")
-        print("\n" + found.attrs["caption"], *map(markdown, printed(found)), sep="\n\n")
+        print("\n" + found.attrs["caption"], *as_text(printed(found)), sep="\n\n")
         print("\ntable:  ", *(str(path) for path in paths))
         print("records:", home() / "data" / "results")
     print("notebooks as they ran:", home() / "runs" / planned[0].profile)

@@ -7,18 +7,36 @@ import pandas as pd
 
 from tevlib.report.files import write_files
 from tevlib.report.latency import latency_layout, latency_table
+from tevlib.report.objectives import averages_layout, objective_averages
 from tevlib.report.tables import audit_columns, decode_table, layout
 from tevlib.suite.cells import LATENCY_TABLE
 
+OBJECTIVES_TABLE = "table2"
+
 
 def build_table(name: str, outcomes: Sequence[dict]) -> pd.DataFrame:
-    """The frame of table `name` ("table1" .. "table5") from the outcomes of its planned cells; see the two kinds."""
-    return latency_table(outcomes) if name == LATENCY_TABLE else decode_table(name, outcomes)
+    """The frame of table `name` ("table1" .. "table5") from the outcomes of its planned cells; see the two kinds.
+
+    Table 2's `attrs["averages"]` hold its `objective_averages` against the original drafter, as records.
+    """
+    if name == LATENCY_TABLE:
+        return latency_table(outcomes)
+    table = decode_table(name, outcomes)
+    if name == OBJECTIVES_TABLE:
+        table.attrs["averages"] = objective_averages(outcomes).to_dict("records")
+    return table
 
 
-def printed(table: pd.DataFrame) -> list[pd.DataFrame]:
-    """The table as it is printed and, for tables of decoding, its audit."""
-    return [latency_layout(table)] if table.attrs["table"] == LATENCY_TABLE else [layout(table), audit_columns(table)]
+def printed(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """What is printed, by title: the table (no title), Table 2's averages if it has any, and the audit of decoding."""
+    if table.attrs["table"] == LATENCY_TABLE:
+        return {"": latency_layout(table)}
+    parts = {"": layout(table)}
+    if averages := table.attrs.get("averages"):
+        parts["Means over the suites, and changes against the original drafter on the same prompts (95% intervals)"] = (
+            averages_layout(pd.DataFrame(averages))
+        )
+    return parts | {"Audit": audit_columns(table)}
 
 
 def write_table(table: pd.DataFrame, folder: Path) -> list[Path]:

@@ -139,6 +139,8 @@ def _paper_change(temperature: float, role: str, reference: str, metric: str) ->
 
 
 def _shown(value: float, form: str, low: float = np.nan, high: float = np.nan) -> str:
+    """The number and its interval as text; what rounding errors make of 0 is 0."""
     if pd.isna(value):
         return DASH
+    value, low, high = (round(number, 9) + 0.0 for number in (value, low, high))
     return f"{value:{form}}" + ("" if pd.isna(low) else f" ({low:{form}}..{high:{form}})")
