@@ -228,6 +228,19 @@ def test_replayed_rounds_are_those_of_greedy_chain_decoding():
         at += theirs.length
 
 
+def test_texts_are_replayed_together_as_alone():
+    """Different lengths and starts side by side: no text's rounds depend on the others; `most` counts per text."""
+    target = make_target()
+    drafter = make_drafter(target)
+    texts = texts_of(target)[:3]
+    starts = [texts[0].prompt_length, texts[1].prompt_length + 4, len(texts[2].ids) - 1]
+    together = replay(target, drafter, collate(texts), starts)
+    for text, start, mine in zip(texts, starts, together, strict=True):
+        assert replay(target, drafter, collate([text]), [start]) == [mine]
+    assert len(together[0]) > 3 and together[2] == []
+    assert replay(target, drafter, collate(texts), starts, most=2) == [rounds[:2] for rounds in together]
+
+
 @pytest.mark.parametrize("objective", ["exit", "prefix", "gain"])
 def test_guidance_of_weight_zero_is_finetuning_bit_for_bit(tmp_path, objective):
     """lambda = 0 leaves the very weights of the token loss alone; any other lambda does not."""
@@ -295,6 +308,11 @@ def test_what_objectives_add_up_is_their_definition():
     assert parts["exit"][1]["token"] == pytest.approx(parts["finetune"][0], rel=1e-5)
     total, each = parts["exit"]
     assert each["exit"] > 0 and total == pytest.approx(each["token"] + 24 * each["exit"], rel=1e-5)
+    config = config_of(objective="exit", guidance=24.0, gain_guidance=2.0)
+    planned = plan(target, drafter, batch, texts, config, keys)
+    both, each = loss(target, drafter, batch, planned, config, planned.denominators)
+    gain = each[PARTS.index("gain")]
+    assert float(gain) > 0 and float(both.detach()) == pytest.approx(total + 2 * float(gain), rel=1e-5)
     grown = grow(
         target, drafter, batch, planned.anchors, planned.kept, budget=9, temperature=1.0
     )  # at all anchors: the plan's trees are among them

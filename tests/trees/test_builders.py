@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_reference import all_prefixes, heap_tree, random_law, toy
 
-from tevlib.trees.builders import BUILDERS, best_first_tree, chain_tree, opt_tree, oracle_tree
+from tevlib.trees.builders import BUILDERS, best_first_tree, best_first_trees, chain_tree, opt_tree, oracle_tree
 from tevlib.trees.exit_law import exit_law
 from tevlib.trees.top_tokens import top_tokens
 
@@ -64,6 +64,27 @@ def test_best_first_equals_the_heap_on_rows_of_a_drafter(h, v, budget, scale, dt
     assert tree.scores.dtype == dtype
     assert paths(tree) == [path for _, path in expected]
     assert tree.scores[1:].tolist() == [score for score, _ in expected]
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 4), draft_rows(), st.integers(0, 40))
+@pytest.mark.filterwarnings("ignore:only")
+def test_many_trees_at_once_are_the_trees_one_by_one(n, log_probs, budget):
+    """Ties, excluded tokens and budgets beyond the full tree included; every block has its own rows and root."""
+    blocks = torch.stack([log_probs.roll(i, dims=0) for i in range(n)])
+    together = best_first_trees(blocks, budget, list(range(n)))
+    assert len(together) == n
+    for root, (mine, block) in enumerate(zip(together, blocks, strict=True)):
+        assert same_tree(mine, best_first_tree(block, budget, root))
+        assert mine.token(0) == root
+
+
+def test_many_trees_name_a_bad_row():
+    """A NaN in any block is refused, as for one tree."""
+    blocks = torch.stack([rows(3, 9), rows(3, 9, seed=1)])
+    blocks[1, 2, 4] = math.nan
+    with pytest.raises(ValueError, match="row 5: log_probs holds NaN"):
+        best_first_trees(blocks, 4, [0, 0])
 
 
 def test_the_tree_of_a_smaller_budget_is_a_prefix():

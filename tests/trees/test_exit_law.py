@@ -11,7 +11,7 @@ from tree_reference import T1_PROBS, T1_W, log_rows, parent_arrays, random_case,
 from tree_reference import exit_law as naive_exit_law
 
 from tevlib.trees.draft_tree import DraftTree
-from tevlib.trees.exit_law import exit_law
+from tevlib.trees.exit_law import exit_law, exit_laws
 
 
 @st.composite
@@ -267,3 +267,33 @@ def test_bad_input_is_refused():
     for node in (-1, 4):
         with pytest.raises(IndexError, match=f"node {node}"):
             law.residual(node)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 2**31), min_size=0, max_size=5), st.sampled_from([0.0, 0.6, 1.0]))
+def test_many_laws_at_once_are_the_laws_one_by_one(seeds, temperature):
+    """Roots alone, chains and bushes side by side: no number of one tree reaches another's law."""
+    trees, rows = [], []
+    for seed in seeds:
+        rng = random.Random(seed)
+        parents = [-1, *(rng.randrange(node) for node in range(1, rng.randint(1, 9)))]
+        tree, _, _ = random_case(parents, 12, seed)
+        trees.append(tree)
+        rows.append(torch.randn(len(tree), 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+    laws = exit_laws(trees, torch.cat([torch.zeros(0, 12, dtype=torch.float64), *rows]), temperature)
+    assert len(laws) == len(trees)
+    for law, tree, own in zip(laws, trees, rows, strict=True):
+        alone = exit_law(tree, own, temperature)
+        assert law.tree is tree
+        for name in ("P", "rho", "w", "log_P", "edge_log_probs"):
+            assert torch.equal(getattr(law, name), getattr(alone, name)), name
+        assert torch.equal(law.residual(len(tree) - 1), alone.residual(len(tree) - 1))
+
+
+def test_many_laws_need_a_row_per_node():
+    """Rows that do not add up to the nodes are refused, and so is a draft token outside the vocabulary."""
+    trees = [DraftTree([0, 1], [-1, 0]), DraftTree([0, 7], [-1, 0])]
+    with pytest.raises(ValueError, match="one row per node: expected \\[4, V\\]"):
+        exit_laws(trees, torch.zeros(3, 9))
+    with pytest.raises(ValueError, match="token 7 is outside the vocabulary of 5"):
+        exit_laws(trees, torch.zeros(4, 5))

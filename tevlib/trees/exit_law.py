@@ -114,7 +114,10 @@ def exit_laws(trees: list[DraftTree], rows: Tensor, temperature: float = 1.0) ->
     """
     temperature = check_temperature(temperature)
     rows = at_least_float32(rows.detach())
-    for tree, own in zip(trees, rows.split([len(tree) for tree in trees]), strict=True):
+    sizes = [len(tree) for tree in trees]
+    if rows.ndim != 2 or len(rows) != sum(sizes):
+        raise ValueError(f"one row per node: expected [{sum(sizes)}, V]; got {tuple(rows.shape)}")
+    for tree, own in zip(trees, rows.split(sizes) if sizes else (), strict=True):
         check_shape(tree, own)
     check_rows(rows.amax(-1), "row")
     return _laws_of(trees, rows, temperature)
