@@ -1,6 +1,7 @@
 """The search behind the shipped drafters: fresh rollouts, a converged base, many objectives, then the claim.
 
-    python benchmarks/objective_search.py rollouts --out runs/search      prompts.json -> the target's responses
+    python benchmarks/objective_search.py prompts  --out runs/search      the offline prompts, as token ids
+    python benchmarks/objective_search.py rollouts --out runs/search      the target's responses to them and to its own
     python benchmarks/objective_search.py base     --out runs/search      more steps for the base drafter
     python benchmarks/objective_search.py search   --out runs/search      one seed of every variant in `SEARCH`
     python benchmarks/objective_search.py claim    --out runs/search      three seeds of the chosen few, on other text
@@ -26,11 +27,14 @@ from tevlib.decoding.load import load_target
 from tevlib.sources.chat import chat_ids
 from tevlib.training.compare import paired_differences, run_variant, variant_config
 from tevlib.training.config import TrainConfig
+from tevlib.training.prompts import rollout_prompts, user_turn_opening
 from tevlib.training.rollouts import Rollout, rollouts
 from tevlib.training.train import train
 
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the responses
 HELD_OUT = {"choose": 64, "claim": 192}  # responses of each temperature, whose prompts are in no training set
+BASE = "smollm2-135m-base"
+LONGEST = 288  # tokens of a prompt
 PIECE = 1500  # prompts that one process answers in one go
 BUDGETS = (16, 32, 64, 128)
 SEARCH = [  # the first sixteen where there is time for no more
@@ -60,18 +64,25 @@ SEARCH = [  # the first sixteen where there is time for no more
 ]
 
 
-def shared_config(steps: int) -> TrainConfig:
+def shared_config(args) -> TrainConfig:
     """What all variants have in common."""
     return TrainConfig(
-        steps=steps,
-        learning_rate=2e-4,
-        tree_budget=64,
+        steps=args.steps,
+        sequences=args.sequences,
+        learning_rate=args.rate,
+        tree_budget=args.tree_budget,
         online=True,
-        validate_every=steps,
-        save_every=steps,
+        validate_every=args.steps,
+        save_every=args.steps,
         validation_contexts=24,
         validation_budgets=(64,),
     )
+
+
+def base_of(args) -> Path:
+    """Where the variants start: what the stage `base` made, else the drafter that it would start from."""
+    made = args.out / "drafters" / BASE
+    return made if made.is_dir() else Path(args.init)
 
 
 # --- rollouts ---------------------------------------------------------------------------------------------------------
@@ -120,6 +131,14 @@ def rollout_tasks(prompts: list[list[int]], own: list[list[int]]) -> list[tuple[
     return sorted(pieces, key=lambda piece: -len(piece[1]))
 
 
+def make_prompts(args) -> None:
+    """All training prompts of at most `LONGEST` tokens, and what stands in front of a user's words."""
+    target = args.load()
+    prompts = rollout_prompts(target, args.most, seed=args.seed, max_prompt_tokens=LONGEST)
+    args.prompts.write_text(json.dumps({"prompts": prompts, "opening": user_turn_opening(target)}))
+    print(f"{len(prompts)} prompts", flush=True)
+
+
 def own_prompts(args, share: int, shares: int, queue) -> None:
     """A share of the user turns that the target writes itself, as prompts."""
     target = args.load()
@@ -166,7 +185,7 @@ def make_rollouts(args) -> None:
         shares = range(args.workers)
         processes = [context.Process(target=own_prompts, args=(args, i, args.workers, queue)) for i in shares]
         own = gather(processes, queue)
-        distinct = {tuple(ids): None for part in own for ids in part if len(ids) <= 288}
+        distinct = {tuple(ids): None for part in own for ids in part if len(ids) <= LONGEST}
         kept.write_text(json.dumps([list(ids) for ids in distinct][: args.own]))
     own = json.loads(kept.read_text())
     args.until = time.time() + args.seconds
@@ -191,7 +210,7 @@ def train_base(args) -> None:
     )  # fmt: skip
     started = time.time()
     rows = train(target, drafter, learnt, held_out, config, args.out / "base-run")
-    save_drafter(drafter, args.out / "drafters" / "smollm2-135m-base", target=target)
+    save_drafter(drafter, args.out / "drafters" / BASE, target=target)
     for row in rows:
         if "ceiling_B32_T0" in row:
             print({k: round(v, 4) for k, v in row.items()}, flush=True)
@@ -211,9 +230,8 @@ def work(args, stage: str, jobs) -> None:
         text, seed = job
         folder = args.out / stage / folder_name(text, seed)
         how = dict(contexts=2 * len(held_out), budgets=BUDGETS, temperatures=(0.0, 0.6, 1.0))
-        config = variant_config(text, shared_config(args.steps), seed)
-        base = args.out / "drafters" / "smollm2-135m-base"
-        found = run_variant(target, base, learnt, held_out, config, folder, **how)
+        config = variant_config(text, shared_config(args), seed)
+        found = run_variant(target, base_of(args), learnt, held_out, config, folder, **how)
         means = {k: round(sum(v) / len(v), 3) for k, v in found["ceilings"].items()}
         speed = f"{found['seconds']:.0f} s, {found['steps_per_s']:.2f} steps/s"
         print(f"{stage} {text} seed {seed}: {speed}, {means}", flush=True)
@@ -235,6 +253,8 @@ def run_jobs(args, stage: str, names: list[tuple[str, int]]) -> dict[tuple[str, 
 
 def search(args) -> None:
     results = run_jobs(args, "search", [(text, 0) for text in args.variants or SEARCH[: args.variants_most]])
+    if len(results) < 2:
+        raise SystemExit("nothing to compare: give the stage more --seconds")
     table = paired_differences(results, "finetune")
     table.to_csv(args.out / "search.csv", index=False)
     wanted = table[table.setting.isin(["B32_T1", "B64_T1", "B32_T0", "B64_T0"])]
@@ -266,13 +286,13 @@ def claim(args) -> None:
 def export(args) -> None:
     """The first seed of each claim as a drafter's folder, the controls as differences from the base."""
     target = args.load()
-    base = args.out / "drafters" / "smollm2-135m-base"
+    base = base_of(args)
     for path in sorted((args.out / "claim").glob("*-s0/state.pt")):
         kind = path.parent.name.split("_")[0].removesuffix("-s0")
         drafter = load_drafter(base, target, dtype=torch.float32)
         drafter.load_state_dict(torch.load(path, map_location=target.device)["drafter"])
         of = None if kind in ("exit", "gain") else base
-        save_drafter(drafter, base.with_name(f"smollm2-135m-{kind}"), target=target, delta_of=of)
+        save_drafter(drafter, args.out / "drafters" / BASE.replace("base", kind), target=target, delta_of=of)
         print(kind, flush=True)
 
 
@@ -309,25 +329,34 @@ class Arguments(argparse.Namespace):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["rollouts", "base", "search", "claim", "export"])
+    parser.add_argument("stage", choices=["prompts", "rollouts", "base", "search", "claim", "export"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target", default="SmolLM2-135M-Instruct")
     parser.add_argument("--init", default="data/drafters/smollm2-135m-base", help="where the base starts")
-    parser.add_argument("--prompts", type=Path, help="JSON: prompts (token ids), and opening of a user turn")
-    parser.add_argument("--most", type=int, default=None, help="prompts that are used")
+    parser.add_argument("--most", type=int, default=3600, help="prompts that are used")
+    parser.add_argument("--seed", type=int, default=11, help="of the choice of prompts")
     parser.add_argument("--own", type=int, default=6000, help="prompts that the target writes itself")
     parser.add_argument("--tokens", type=int, default=160, help="of a response at most")
     parser.add_argument("--rows", type=int, default=512, help="responses that a process decodes together")
     parser.add_argument("--workers", type=int, default=8, help="processes that share the machine")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--sequences", type=int, default=64, help="of a step of the base")
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of the base")
+    parser.add_argument("--steps", type=int, default=400, help="of base, search and claim")
+    parser.add_argument("--sequences", type=int, default=8, help="of a step (64 for the base on a GPU)")
+    parser.add_argument("--rate", type=float, default=2e-4, help="learning rate (1e-3 for the base)")
+    parser.add_argument("--tree-budget", type=int, default=32, help="nodes of the trees in training")
     parser.add_argument("--seconds", type=float, default=86400, help="after this the stage ends with what is done")
     parser.add_argument("--variants", nargs="*", help="instead of the stage's own")
     parser.add_argument("--variants-most", type=int, default=None, help="of `SEARCH`")
     args = parser.parse_args(namespace=Arguments())
     args.out.mkdir(parents=True, exist_ok=True)
-    stages = {"rollouts": make_rollouts, "base": train_base, "search": search, "claim": claim, "export": export}
+    args.prompts = args.out / "prompts.json"
+    stages = {
+        "prompts": make_prompts,
+        "rollouts": make_rollouts,
+        "base": train_base,
+        "search": search,
+        "claim": claim,
+        "export": export,
+    }
     stages[args.stage](args)
 
 

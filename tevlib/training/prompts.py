@@ -49,9 +49,7 @@ def _short(target: Target, texts: list[str], most: int) -> list[list[int]]:
 
 def self_made_prompts(target: Target, n: int, seed: int, max_tokens: int = 64) -> list[str]:
     """Up to `n` distinct user turns that the target writes after its chat template's opening of one, temperature 1."""
-    mark = "user-turn-goes-here"
-    rendered = target.tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
-    opening = target.tokenizer(rendered.split(mark)[0], add_special_tokens=False).input_ids
+    opening = user_turn_opening(target)
     found: dict[str, None] = {}
     for made in rollouts(target, [opening] * (2 * n), (), temperature=1.0, max_new_tokens=max_tokens, seed=seed):
         ids = made.ids[made.prompt_length :].tolist()
@@ -61,3 +59,10 @@ def self_made_prompts(target: Target, n: int, seed: int, max_tokens: int = 64) -
         if len(found) == n:
             break
     return list(found)
+
+
+def user_turn_opening(target: Target) -> list[int]:
+    """Token ids of the chat template up to where a user's first words stand."""
+    mark = "user-turn-goes-here"
+    rendered = target.tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
+    return target.tokenizer(rendered.split(mark)[0], add_special_tokens=False).input_ids
