@@ -26,7 +26,7 @@ def objective_averages(outcomes: Sequence[dict], reference: str = "original") ->
     change is judged by its differences prompt by prompt; as draws from n prompts spread too little by a factor of
     sqrt(1 - 1/n), deviations are scaled by its inverse. No interval with a suite of one prompt. Objectives that are not
     finished in all suites are left out; without the reference there are no changes. Raises `ValueError` where the cells
-    of a suite have other prompts.
+    of a suite and temperature have other prompts.
     """
     rows = pd.DataFrame([{key: o["cell"][key] for key in KEYS} for o in outcomes]).drop_duplicates()
     samples = {}
@@ -114,12 +114,13 @@ def _metrics(sums: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _check_same_prompts(outcomes: Sequence[dict]) -> None:
-    prompts: dict[str, set[str]] = {}
+    prompts: dict[tuple[float, str], set[str]] = {}
     for outcome in outcomes:
         if outcome["status"] == "finished":
-            suite, ids = Path(outcome["cell"]["suite"]).stem, {row["id"] for row in outcome["responses"]}
-            if prompts.setdefault(suite, ids) != ids:
-                raise ValueError(f"objectives are compared on the same prompts, those of {suite} differ between cells")
+            cell, ids = outcome["cell"], {row["id"] for row in outcome["responses"]}
+            if prompts.setdefault((cell["temperature"], cell["suite"]), ids) != ids:
+                where = f"{Path(cell['suite']).stem} at T = {cell['temperature']:g}"
+                raise ValueError(f"objectives are compared on the same prompts, those of {where} differ between cells")
 
 
 def _interval(name: str, values: np.ndarray) -> dict[str, float]:
