@@ -63,7 +63,7 @@ def drafter_card(
             "",
             _settings("data", asdict(data)),
             "",
-            _settings("training", {k: v for k, v in asdict(config).items() if k not in _unused(objective)}),
+            _settings("training", _used(config)),
             "",
             "## Held-out ceilings",
             "",
@@ -79,6 +79,14 @@ def drafter_card(
             "",
         ]
     )
+
+
+def _used(config: TrainConfig) -> dict:
+    """The settings that play a part in the run, with the guidance that was meant."""
+    values = {k: v for k, v in asdict(config).items() if k not in _unused(config.objective)}
+    if "guidance" in values:
+        values["guidance"] = config.losses().get(config.objective, 0.0)
+    return values
 
 
 def _unused(objective: str) -> set[str]:

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from tevlib.training.objectives import GAIN_SHARES, OBJECTIVES, check_objective
 
+# What a small search found best at 32 nodes (docs/measurements.md). Exit and prefix average over nodes whose weights
+# sum to at most 1 a tree, so that only a lambda of the order of the budget is felt; gain is a mean like the token loss.
+DEFAULT_GUIDANCE = {"exit": 32.0, "prefix": 32.0, "gain": 1.0}
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -23,7 +27,7 @@ class TrainConfig:
     clip: float = 1.0  # global gradient norm (reference: 1)
     seed: int = 0
     autocast: bool = True  # bfloat16 matrix products over float32 master weights
-    guidance: float = 1.0  # lambda of Eq. 15, the weight of exit, prefix or gain beside the token loss (paper: silent)
+    guidance: float | None = None  # lambda of Eq. 15 (paper: silent); None: `DEFAULT_GUIDANCE` of the objective
     token_weight: float = 1.0  # of L_tok beside the guidance; 0: the guidance alone
     trees: int = 4  # draft trees per sequence and step, at some of its anchors (paper: silent)
     tree_budget: int = 32  # their non-root nodes (paper: 64)
@@ -54,7 +58,7 @@ class TrainConfig:
             "guidance", "token_weight", "gain_guidance", "gain_floor", "tree_temperature", "key_store_gb",
             "weight_decay",
         ):  # fmt: skip
-            if not 0 <= getattr(self, name) < float("inf"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be a finite number >= 0, got {getattr(self, name)}")
         if not any(self.losses().values()):
             raise ValueError(f"objective {self.objective} with these weights has nothing to learn: all of them are 0")
@@ -75,7 +79,8 @@ class TrainConfig:
     def losses(self) -> dict[str, float]:
         """The losses that are added up, with their weights. A weight of 0 is left out: then it is as if not there."""
         weights = {"token": self.token_weight, "opd": 1.0}
-        named = {part: weights.get(part, self.guidance) for part in OBJECTIVES[self.objective][1]}
+        guidance = DEFAULT_GUIDANCE.get(self.objective, 0.0) if self.guidance is None else self.guidance
+        named = {part: weights.get(part, guidance) for part in OBJECTIVES[self.objective][1]}
         if self.objective == "exit":
             named["gain"] = self.gain_guidance
         return {part: weight for part, weight in named.items() if weight > 0}
