@@ -79,3 +79,9 @@ def test_what_cannot_be_paired_is_refused():
         paired_differences({("a", 0): result([1, 2], [0, 0]), ("b", 0): result([1, 2], [0, 1])}, "a")
     with pytest.raises(ValueError, match="no result of the reference 'finetune'"):
         paired_differences({("a", 0): result([1], [0])}, "finetune")
+
+
+def test_a_reference_alone_gives_no_rows():
+    """A table of its usual columns, so that a comparison that has only begun can be looked at."""
+    found = paired_differences({("finetune", 0): result([1, 2], [0, 1])}, "finetune")
+    assert len(found) == 0 and "relative" in found

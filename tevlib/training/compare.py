@@ -21,6 +21,7 @@ from tevlib.training.rollouts import Rollout
 from tevlib.training.train import train
 
 RESAMPLES = 4000
+COLUMNS = ["variant", "setting", "difference", "low", "high", "reference", "relative", "seeds", "contexts"]
 
 
 def variant_config(text: str, shared: TrainConfig, seed: int) -> TrainConfig:
@@ -125,4 +126,4 @@ def paired_differences(results: dict[tuple[str, int], dict], reference: str, see
                     "relative": difference / float(theirs.mean()), "seeds": len(seeds), "contexts": mine.shape[1],
                 }
             )  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=COLUMNS)
