@@ -83,20 +83,21 @@ def drafter_card(
 
 def _used(config: TrainConfig) -> dict:
     """The settings that play a part in the run, with the guidance that was meant."""
-    values = {k: v for k, v in asdict(config).items() if k not in _unused(config.objective)}
+    values = {k: v for k, v in asdict(config).items() if k not in _unused(config)}
     if "guidance" in values:
         values["guidance"] = config.losses().get(config.objective, 0.0)
     return values
 
 
-def _unused(objective: str) -> set[str]:
-    """Fields of a `TrainConfig` that play no part in an objective."""
+def _unused(config: TrainConfig) -> set[str]:
+    """Fields that play no part in the run's objective."""
     trees = {"guidance", "token_weight", "trees", "tree_budget", "tree_temperature"}
-    leaves, gain = {"horizon_leaves", "gain_guidance"}, {"gain_share", "gain_floor"}
-    losses = set(OBJECTIVES[objective][1])
+    leaves, gain = {"horizon_leaves"}, {"gain_share", "gain_floor"}
+    losses = set(OBJECTIVES[config.objective][1]) | set(config.losses())
     unused = set() if losses & {"exit", "prefix", "gain"} else trees
     unused |= set() if losses & {"exit", "prefix"} else leaves
-    unused |= set() if losses & {"gain", "exit"} else gain
+    unused |= set() if "gain" in losses else gain
+    unused |= set() if config.objective == "exit" else {"gain_guidance"}
     return unused | (set() if "opd" in losses else {"opd_decay"})
 
 
