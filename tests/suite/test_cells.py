@@ -71,6 +71,19 @@ def test_profiles_expand_to_valid_distinct_cells(monkeypatch):
     assert {(cell.target, cell.budget, cell.max_new_tokens) for cell in paper} == {("Qwen/Qwen3-4B", 64, 2048)}
 
 
+def test_the_laptop_profile_has_every_objective(monkeypatch):
+    """Table 2 has a drafter of its own for the paper's four rows, for Draft-OPD and for gain: 48 cells; Table 4 crosses
+    the original and the exit-trained one with three verifiers."""
+    monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
+    cells = load_profile("laptop", tables=["table2"])
+    drafters = {cell.role: Path(cell.drafter).name for cell in cells}
+    assert list(drafters) == ["original", "finetune", "prefix", "exit", "opd", "gain"]
+    assert list(drafters.values()) == [f"smollm2-135m-{name}" for name in ("base", *list(drafters)[1:])]
+    assert len(cells) == 6 * 2 * 4 and len({cell.hash12() for cell in cells}) == 48
+    crossed = {(cell.role, cell.verifier) for cell in load_profile("laptop", tables=["table4"])}
+    assert crossed == {(r, v) for r in ("original", "exit") for v in ("predraw", "sequential_residual", "tev")}
+
+
 def test_a_profile_s_tables_share_plain_decoding(monkeypatch):
     """Rows of all tables on one suite and temperature are one company: four suites, two temperatures, eight of them."""
     monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
