@@ -74,9 +74,9 @@ def held_out_laws(
 
 
 def _spread(rollout: Rollout, n: int) -> list[int]:
-    """`n` positions spread evenly through the response; fewer in a shorter one."""
+    """The middles of `n` equal parts of the response; fewer in a shorter one."""
     response = len(rollout.ids) - rollout.prompt_length
-    return sorted({rollout.prompt_length + i * response // n for i in range(n)})
+    return sorted({rollout.prompt_length + (2 * i + 1) * response // (2 * n) for i in range(n)})
 
 
 def held_out_tree(
