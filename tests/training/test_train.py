@@ -303,6 +303,17 @@ def test_held_out_ceilings_are_what_decoding_records():
             assert float(root_exit) == pytest.approx(float(round_.w[0]), abs=1e-4)
 
 
+def test_fewer_contexts_than_texts_are_as_many_texts():
+    """One context in each of some responses, the same for every drafter; never one in each of all."""
+    target = make_target("qwen3")
+    texts = made(target)
+    how = dict(budgets=(4,), temperatures=(1.0,))
+    some = held_out_laws(target, make_drafter(target), texts, contexts=3, **how)[4, 1.0]
+    all_of_them = held_out_laws(target, make_drafter(target), texts, contexts=len(texts), **how)[4, 1.0]
+    assert some.texts.tolist() == [0, 1, 2]
+    torch.testing.assert_close(some.ceilings, all_of_them.ceilings[:: len(texts) // 3])
+
+
 def test_mask_id_is_a_real_unused_row():
     """Explicit, mask token, unused row, spare special token; never a row that is not there (Model-Optimizer#1621)."""
     target = make_target()

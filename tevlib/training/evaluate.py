@@ -43,11 +43,13 @@ def held_out_laws(
     budgets: tuple[int, ...],
     temperatures: tuple[float, ...],
 ) -> dict[tuple[int, float], HeldOut]:
-    """`HeldOut` values by (budget, temperature), over contexts spread evenly through the responses.
+    """`HeldOut` values by (budget, temperature), over contexts spread evenly over and through the responses.
 
     The largest tree is scored once; a smaller budget is its prefix in builder order. The same contexts come in the
     same order for every drafter, so differences can be paired.
     """
+    if contexts < len(held_out):
+        held_out = [held_out[i * len(held_out) // contexts] for i in range(contexts)]
     per_text = -(-contexts // len(held_out))
     size = max(1, (TREES_PER_PASS if target.device.type == "cpu" else DEVICE_TREES_PER_PASS) // per_text)
     found: dict[tuple[int, float], list] = {(b, t): [] for b in budgets for t in temperatures}
