@@ -65,6 +65,7 @@ def rollout_rates(target: Target, prompts: list[list[int]], *, rows: int, new_to
     """New tokens per second of our rollouts and of transformers' batched `generate`, in turns, one row each.
 
     Same prompts, same number of rows, `new_tokens` for every prompt (no stop), sampled at temperature 1 in both.
+    `generate` is transformers' as it comes, with its own attention; a target on the CPU carries ours otherwise.
     """
     methods: dict[str, Callable[[], object]] = {
         "rollouts": lambda: list(
@@ -93,10 +94,15 @@ def _generate(target: Target, prompts: list[list[int]], new_tokens: int) -> torc
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
-    return target.model.generate(
-        ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=new_tokens,
-        min_new_tokens=new_tokens, pad_token_id=0,
-    )  # fmt: skip
+    ours = target.model.config._attn_implementation
+    target.model.set_attn_implementation("sdpa")
+    try:
+        return target.model.generate(
+            ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens, pad_token_id=0,
+        )  # fmt: skip
+    finally:
+        target.model.set_attn_implementation(ours)
 
 
 def _now(target: Target) -> float:
