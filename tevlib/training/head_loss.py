@@ -6,7 +6,7 @@ large (vocabulary x hidden), so rows go through it in chunks and their gradient 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -48,20 +48,18 @@ class Entries:
     @staticmethod
     def join(entries: list[Entries]) -> Entries:
         """All of them, ordered by row."""
-        names = ("rows", "tokens", "weights", "parts", "kinds", "teacher")
-        fields = [torch.cat([getattr(one, name) for one in entries]) for name in names]
-        order = fields[0].argsort(stable=True)
-        return Entries(*(field[order] for field in fields))
+        columns = [torch.cat([getattr(one, field.name) for one in entries]) for field in fields(Entries)]
+        order = columns[0].argsort(stable=True)
+        return Entries(*(column[order] for column in columns))
 
     def to(self, device: torch.device) -> Entries:
         """The same on `device`."""
-        names = ("rows", "tokens", "weights", "parts", "kinds", "teacher")
-        return Entries(*(getattr(self, name).to(device) for name in names))
+        return Entries(*(getattr(self, field.name).to(device) for field in fields(Entries)))
 
     def scaled(self, factors: Tensor) -> Entries:
         """The same with every weight times the factor `[len(PARTS)]` of its part."""
         weights = self.weights * factors.to(self.weights)[self.parts]
-        return Entries(self.rows, self.tokens, weights, self.parts, self.kinds, self.teacher)
+        return replace(self, weights=weights)
 
 
 @dataclass(frozen=True)
@@ -86,9 +84,7 @@ def head_loss(hidden: Tensor, head: Tensor, entries: Entries, mixture: Mixture |
     if mixture is not None:
         taught[mixture.rows] = True
     place = taught.cumsum(0) - 1
-    entries = Entries(
-        place[entries.rows], *(getattr(entries, n) for n in ("tokens", "weights", "parts", "kinds", "teacher"))
-    )
+    entries = replace(entries, rows=place[entries.rows])
     if mixture is not None:
         mixture = Mixture(place[mixture.rows], mixture.masses)
     return HeadLoss.apply(hidden[taught], head, entries, mixture)
