@@ -9,6 +9,7 @@ def synthetic_record(cell, **changed):
         "status": "ok", "turn": 0, "repeat": 0, "ar_tokens": 11, "ar_s": 1.0, "ar_prefill_s": 0.1, "tokens": 11,
         "spec_s": 0.5, "prefill_s": 0.1, "stage_s": {"draft": 0.1}, "rounds": 5, "lengths": 10, "emitted": 10,
         "ceilings": 10.5, "squares": 1.0, "variances": 2.0, "nodes": 85, "stop": "length", "ar_stop": "length",
+        "exits": [2.0, 0.5, 2.5], "oracle_rounds": 1, "oracle_coverage": 2.5, "oracle_reached": 1.5,
     }  # fmt: skip
     responses = [row | {"id": f"p/{i}"} for i in range(3)]
     return {

@@ -183,3 +183,20 @@ def test_a_prompt_longer_than_the_context_is_named_before_any_decoding(tiny_cell
     monkeypatch.setattr(decode_cell, "_side_by_side", None)
     with pytest.raises(ValueError, match=r"prompt long/2 has \d+ tokens, the context holds 2048"):
         run_decode_cell(tiny_cell(suite=str(tmp_path / "long.jsonl")))
+
+
+def test_exits_and_the_oracle_are_kept_by_round_and_in_sum(tiny_cell):
+    """w by depth sums to 1 in every round; the oracle's ceiling, where looked for, is no lower than the round's own."""
+    cell = tiny_cell(oracle_rounds=2, max_new_tokens=24)
+    record = run_decode_cell(cell)
+    rounds = pd.read_parquet(rounds_path(record_path(cell)))
+    assert all(sum(exits) == pytest.approx(1, abs=1e-5) for exits in rounds["exits"])
+    looked = rounds[rounds["oracle"].notna()]
+    assert len(looked) == record["metrics"]["oracle_rounds"] == sum(min(2, r["rounds"]) for r in record["responses"])
+    assert (looked["oracle"] >= looked["ceiling"] - 1e-5).all()
+    share = (looked["ceiling"] - 1).sum() / (looked["oracle"] - 1).sum()
+    assert record["metrics"]["oracle_share"] == pytest.approx(share)
+    depth = sum(d * mass for d, mass in enumerate(record["metrics"]["exits"]))
+    assert 1 + depth == pytest.approx(record["metrics"]["ceiling"], abs=1e-4)
+    plain = run_decode_cell(tiny_cell(max_new_tokens=24))
+    assert plain["metrics"]["oracle_share"] is None and plain["metrics"]["tau"] == record["metrics"]["tau"]

@@ -25,7 +25,8 @@ def row(lengths=(2,), ceilings=None, **changed):
         "tokens": 1 + sum(lengths), "spec_s": 0.5, "prefill_s": 0.5, "stage_s": {"draft": 0.2, "verify": 0.1},
         "rounds": len(lengths), "lengths": sum(lengths), "emitted": sum(lengths), "ceilings": sum(ceilings),
         "squares": sum((a - b) ** 2 for a, b in zip(lengths, ceilings, strict=True)), "nodes": 17 * len(lengths),
-        "variances": 0.25 * len(lengths),
+        "variances": 0.25 * len(lengths), "exits": [0.5 * len(lengths)] * 2, "oracle_rounds": 0, "oracle_coverage": 0,
+        "oracle_reached": 0,
     } | changed  # fmt: skip
 
 
@@ -153,3 +154,18 @@ def test_intervals_resample_prompts_not_turns():
 def test_stage_times_are_per_round():
     """Stage times are milliseconds per round over all rounds."""
     assert summarise([row([2, 2])])["stage_ms"] == pytest.approx({"draft": 100.0, "verify": 50.0})
+
+
+def test_exits_are_averaged_over_rounds_whatever_their_depth():
+    """Two rounds leaving (0.5, 0.5) and (1) by depth, one leaving (0, 0.4, 0.6): means 0.5, 0.3, 0.2; they sum to 1."""
+    rows = [row([1, 1], exits=[1.5, 0.5]), row([3], id="p/2", exits=[0.0, 0.4, 0.6])]
+    assert summarise(rows)["exits"] == pytest.approx([0.5, 0.3, 0.2])
+    assert summarise([row((), tokens=1, exits=[])])["exits"] == []
+
+
+def test_oracle_share_is_of_sums_over_the_rounds_that_have_one():
+    """1 of 2 and 3 of 3 covered tokens: 4 / 5, not the mean of the ratios; without such a round there is none."""
+    known = {"oracle_rounds": 1, "oracle_coverage": 2.0, "oracle_reached": 1.0}
+    rows = [row(**known), row(id="p/2", oracle_rounds=1, oracle_coverage=3.0, oracle_reached=3.0), row(id="p/3")]
+    assert summarise(rows)["oracle_share"] == pytest.approx(0.8) and summarise(rows)["oracle_rounds"] == 2
+    assert summarise([row()])["oracle_share"] is None

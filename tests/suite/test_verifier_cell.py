@@ -6,7 +6,7 @@ import torch
 from tevlib.report.latency import latency_layout, latency_table
 from tevlib.suite.cells import VerifierCell, load_profile
 from tevlib.suite.records import outcome, record_path
-from tevlib.suite.verifier_cell import TIMED, latencies, run_verifier_cell, widened
+from tevlib.suite.verifier_cell import TIMED, latencies, run_verifier_cells, widened
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def latency_cell(tiny, home):
 def test_every_verifier_is_timed_on_the_same_rounds(latency_cell):
     """One row per round and verifier, all times positive, and a record that is taken for this cell's."""
     cell = latency_cell()
-    record = run_verifier_cell(cell)
+    record = run_verifier_cells([cell])[0]
     rows = record["responses"]
     assert {row["verifier"] for row in rows} == set(TIMED)
     by_round = {i: [(r["nodes"], r["internal"]) for r in rows if r["round"] == i] for i in range(5)}

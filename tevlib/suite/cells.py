@@ -36,6 +36,7 @@ class Work:
 
     NOTEBOOK: ClassVar[str]
     CODE: ClassVar[tuple[str, ...]]  # modules of the package that this kind of cell is done by
+    BESIDE: ClassVar[tuple[str, ...]]  # fields in which cells of one company may differ
 
     def fields(self) -> dict:
         """The fields as a JSON-ready dict; the class called with them gives an equal cell."""
@@ -47,8 +48,8 @@ class Work:
         return {name: float(value) if name in ("temperature", "top_p") else value for name, value in work.items()}
 
     def company(self) -> object:
-        """What cells must have in common to be done side by side in one notebook: here all, each is done alone."""
-        return self
+        """What cells have in common that are done side by side in one notebook: all fields but `BESIDE`."""
+        return self.NOTEBOOK, *(value for name, value in self.fields().items() if name not in self.BESIDE)
 
     def hash12(self) -> str:
         """The first 12 hex digits of the digest of everything that decides this cell's result."""
@@ -64,9 +65,12 @@ class Work:
 class Cell(Work):
     """One decode cell: `prompts` prompts of `suite`, autoregressive against speculative, `repeats` times.
 
+    Cells that differ in drafter, builder, verifier and budget alone are decoded against one plain decoding.
+
     profile and table name what the cell belongs to; role names the drafter's place in the paper's tables (`original`,
-    `exit`, ...). prompts None takes the whole suite. Relative drafter and target folders start at the repository's
-    root. Raises `ValueError` for every field that cannot be run, before any work.
+    `exit`, ...). prompts None takes the whole suite; in `oracle_rounds` rounds of every answer the best possible tree
+    is looked for, outside the clock. Relative drafter and target folders start at the repository's root. Raises
+    `ValueError` for every field that cannot be run, before any work.
     """
 
     profile: str
@@ -86,10 +90,13 @@ class Cell(Work):
     dtype: str
     seed: int
     repeats: int = 1
+    oracle_rounds: int = 0
 
     NOTEBOOK: ClassVar[str] = "21_decode_cell"
-    CODE: ClassVar[tuple[str, ...]] = ("suite/decode_cell.py", "suite/decode_rows.py", "suite/metrics.py")
-    BESIDE: ClassVar[tuple[str, ...]] = ("table", "role", "drafter", "builder", "verifier", "budget")  # own, in company
+    CODE: ClassVar[tuple[str, ...]] = (
+        "suite/decode_cell.py", "suite/decode_rows.py", "suite/metrics.py", "suite/oracle.py",
+    )  # fmt: skip
+    BESIDE: ClassVar[tuple[str, ...]] = ("table", "role", "drafter", "builder", "verifier", "budget")
 
     def __post_init__(self):
         for name in ("profile", "table", "role"):
@@ -98,7 +105,8 @@ class Cell(Work):
         check_name("verifier", self.verifier, VERIFIERS)
         check_name("dtype", self.dtype, DTYPES)
         _check_suite(self.suite)
-        for name, least in (("budget", 0), ("top_k", 0), ("max_new_tokens", 1), ("seed", 0), ("repeats", 1)):
+        for name, least in (("budget", 0), ("top_k", 0), ("max_new_tokens", 1), ("seed", 0), ("repeats", 1),
+                            ("oracle_rounds", 0)):  # fmt: skip
             _check_int(name, getattr(self, name), least)
         if self.prompts is not None:
             _check_int("prompts", self.prompts, 1)
@@ -109,10 +117,6 @@ class Cell(Work):
         if self.verifier == "greedy" and self.temperature > 0:
             raise ValueError(f"the greedy verifier is exact at temperature 0 only, got {self.temperature:g}")
         _check_drafter(self.drafter)
-
-    def company(self) -> object:
-        """All that decides the plain decoding: cells that share it are decoded side by side, against one of them."""
-        return tuple(value for name, value in self.fields().items() if name not in self.BESIDE)
 
     def __str__(self) -> str:
         return f"{self.role} + {self.verifier} on {Path(self.suite).stem}, B={self.budget}, T={self.temperature:g}"
@@ -143,6 +147,7 @@ class VerifierCell(Work):
 
     NOTEBOOK: ClassVar[str] = "22_verifier_cell"
     CODE: ClassVar[tuple[str, ...]] = ("suite/decode_cell.py", "suite/verifier_cell.py")
+    BESIDE: ClassVar[tuple[str, ...]] = ("table", "budget", "temperature", "shape")
 
     def __post_init__(self):
         for name in ("profile", "table"):

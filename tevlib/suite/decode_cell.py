@@ -36,6 +36,7 @@ from tevlib.suite.code_hash import drafter_digest
 from tevlib.suite.decode_rows import response_row, round_rows
 from tevlib.suite.memory import available_bytes, check_memory
 from tevlib.suite.metrics import summarise
+from tevlib.suite.oracle import oracle_coverages
 from tevlib.suite.paths import from_repository, home
 from tevlib.suite.provenance import provenance
 from tevlib.suite.records import record_path, write_failure, write_record
@@ -59,12 +60,12 @@ class _Running:
     responses: list[dict] = field(default_factory=list)
     rounds: list[dict] = field(default_factory=list)
 
-    def add(self, row: dict, ar: Generation | dict, spec: Generation | dict) -> bool:
+    def add(self, row: dict, ar: Generation | dict, spec: tuple[Generation, dict[int, float]] | dict) -> bool:
         """Whether the answer succeeded; its rows are kept either way. `row` says which answer it is."""
         fault = next((found for found in (ar, spec) if isinstance(found, dict)), None)
         if fault is None:
-            self.rounds += [of_round | {"response": len(self.responses)} for of_round in round_rows(spec)]
-        row |= response_row(ar, spec) if fault is None else fault
+            self.rounds += [of_round | {"response": len(self.responses)} for of_round in round_rows(*spec)]
+        row |= response_row(ar, *spec) if fault is None else fault
         self.responses.append(row)
         self.file.write(json.dumps(row) + "\n")
         self.file.flush()
@@ -195,29 +196,36 @@ def _decode_all(running: list[_Running], target: Target, prompts: list[Prompt]) 
 
 def _side_by_side(
     running: list[_Running], target: Target, messages: list[dict], place: tuple[int, int, int], nth: int
-) -> tuple[Generation | dict, list[Generation | dict]]:
+) -> tuple[Generation | dict, list[tuple[Generation, dict[int, float]] | dict]]:
     """Plain decoding of one conversation, and every cell's; a fault, as it goes into a response row, where one failed.
 
     Plain decoding is first where `nth` is even and last where it is odd; the cells begin with another one each time.
     """
     ids = torch.tensor(chat_ids(target.tokenizer, messages))
     shared = running[0].cell
-    how = {
-        "temperature": shared.temperature, "top_p": shared.top_p, "top_k": shared.top_k,
-        "max_new_tokens": shared.max_new_tokens, "seed": answer_seed(shared.seed, *place),
-    }  # fmt: skip
-    ar = None if nth % 2 else _attempt(autoregressive, target, ids, **how)
-    specs: dict[int, Generation | dict] = {}
+    how = {"temperature": shared.temperature, "top_p": shared.top_p, "top_k": shared.top_k}
+    length = {"max_new_tokens": shared.max_new_tokens, "seed": answer_seed(shared.seed, *place)}
+    ar = None if nth % 2 else _attempt(autoregressive, target, ids, **how, **length)
+    specs: dict[int, tuple[Generation, dict[int, float]] | dict] = {}
     for place_in_turn in range(len(running)):
         i = (nth // 2 + place_in_turn) % len(running)
-        tree = {name: getattr(running[i].cell, name) for name in ("budget", "builder", "verifier")}
-        specs[i] = _attempt(speculate, target, running[i].drafter, ids, **tree, **how)
+        specs[i] = _attempt(_speculate, running[i], target, ids, how, length)
     if ar is None:
-        ar = _attempt(autoregressive, target, ids, **how)
+        ar = _attempt(autoregressive, target, ids, **how, **length)
     return ar, [specs[i] for i in range(len(running))]
 
 
-def _attempt(decode: Callable[..., Generation], *arguments, **how) -> Generation | dict:
+def _speculate(
+    one: _Running, target: Target, ids: torch.Tensor, how: dict, length: dict
+) -> tuple[Generation, dict[int, float]]:
+    """A cell's answer, and C_p of the oracle's tree in some of its rounds."""
+    tree = {name: getattr(one.cell, name) for name in ("budget", "builder", "verifier")}
+    answer = speculate(target, one.drafter, ids, **tree, **how, **length)
+    rounds, depth = one.cell.oracle_rounds, one.drafter.depth
+    return answer, oracle_coverages(target, ids, answer, rounds=rounds, depth=depth, **how)
+
+
+def _attempt(decode: Callable, *arguments, **how):
     """What `decode` returns, or the fault; as text, since an exception would keep the memory that it was raised in."""
     try:
         return decode(*arguments, **how)

@@ -3,8 +3,8 @@
 from tevlib.decoding.decode import Generation, Round
 
 
-def response_row(ar: Generation, spec: Generation) -> dict:
-    """The numbers of one answer; `tevlib.suite.metrics` says what each is."""
+def response_row(ar: Generation, spec: Generation, oracle: dict[int, float]) -> dict:
+    """The numbers of one answer; `tevlib.suite.metrics` says what each is. `oracle`: C_p of the best tree by round."""
     return {
         "status": "ok",
         "ar_tokens": len(ar.tokens),
@@ -23,7 +23,17 @@ def response_row(ar: Generation, spec: Generation) -> dict:
         "squares": sum((r.length - r.ceiling) ** 2 for r in spec.rounds),
         "variances": sum(length_variance(r) for r in spec.rounds),
         "nodes": sum(len(r.tree) for r in spec.rounds),
+        "exits": _added([exits_by_depth(r) for r in spec.rounds]),
+        "oracle_rounds": len(oracle),
+        "oracle_coverage": sum(oracle.values()),
+        "oracle_reached": sum(spec.rounds[place].coverage for place in oracle),
     }
+
+
+def exits_by_depth(cycle: Round) -> list[float]:
+    """w(v) summed over the nodes of each depth, root first: where the target's own text leaves the tree. Sums to 1."""
+    w, depths = cycle.w.double().cpu(), cycle.tree.depths.cpu()
+    return w.new_zeros(int(depths.max()) + 1).index_add(0, depths, w).tolist()
 
 
 def length_variance(cycle: Round) -> float:
@@ -33,8 +43,11 @@ def length_variance(cycle: Round) -> float:
     return float((w * (depths - mean) ** 2).sum())
 
 
-def round_rows(spec: Generation) -> list[dict]:
-    """One row per draft-verify round: length D + 1, emitted tokens, ceiling 1 + C_p, nodes, seconds by stage."""
+def round_rows(spec: Generation, oracle: dict[int, float]) -> list[dict]:
+    """One row per draft-verify round: length D + 1, emitted tokens, ceiling 1 + C_p, nodes, seconds by stage.
+
+    `exits` is `exits_by_depth`; `oracle` the largest ceiling of a tree of this size, where it was looked for.
+    """
     return [
         {
             "round": index,
@@ -43,7 +56,15 @@ def round_rows(spec: Generation) -> list[dict]:
             "ceiling": r.ceiling,
             "variance": length_variance(r),
             "nodes": len(r.tree),
+            "exits": exits_by_depth(r),
+            "oracle": 1 + oracle[index] if index in oracle else None,
             **{f"{stage}_s": seconds for stage, seconds in r.times.items()},
         }
         for index, r in enumerate(spec.rounds)
     ]
+
+
+def _added(lists: list[list[float]]) -> list[float]:
+    """Sums by position; shorter lists count as 0 beyond their end."""
+    longest = max(map(len, lists), default=0)
+    return [sum(values[i] for values in lists if i < len(values)) for i in range(longest)]

@@ -13,6 +13,9 @@ A response row is one answer (one turn of one prompt, in one repeat), decoded by
     squares             sum over rounds of (D + 1 - (1 + C_p))^2
     variances           sum over rounds of the exit law's own variance of D
     nodes               sum over rounds of the tree's size, root included
+    exits               sums over rounds of w(v) by depth of v, root first
+    oracle_rounds       rounds whose oracle tree was looked for; C_p summed over these of the oracle's trees
+                        (oracle_coverage) and of the trees decoded with (oracle_reached)
 
 One clock rule for both methods: the decode clock (`ar_s`, `spec_s`) starts right after the prefill, the first draft is
 inside it, and it stops when the last token is known. The first token falls out of the prefill, so `tokens - 1` tokens
@@ -38,6 +41,8 @@ def summarise(responses: Sequence[dict], resamples: int = RESAMPLES) -> dict:
     speedup              headline: autoregressive seconds per token over speculative seconds per token, both in total
     speedup_references   ratio of mean seconds per output token, the free first token counted, as z-lab and DDTree do
     speedup_end_to_end   as `speedup`, prefill and first token included
+    exits                mean w(v) by depth of v, root first: where the target's text leaves the trees
+    oracle_share         C_p over that of the best trees of the same sizes, on the rounds that have one
     *_ci95               bootstrap interval [low, high] over prompts
     """
     rows = [row for row in responses if row["status"] == "ok"]
@@ -62,6 +67,9 @@ def summarise(responses: Sequence[dict], resamples: int = RESAMPLES) -> dict:
         "ar_tokens_per_s": _ratio(_timed(rows, "ar_tokens"), _total(rows, "ar_s")),
         "stage_ms": {s: _ratio(1e3 * sum(row["stage_s"].get(s, 0.0) for row in rows), rounds) for s in stages},
         "nodes": _ratio(sum(row["nodes"] for row in rows), rounds),
+        "exits": exits(decoded),
+        "oracle_share": _ratio(_total(rows, "oracle_reached"), _total(rows, "oracle_coverage")),
+        "oracle_rounds": _total(rows, "oracle_rounds"),
         "prompts": len(groups),
         "responses": len(rows),
         "failed_responses": len(responses) - len(rows),
@@ -80,6 +88,13 @@ def tau(rows: Sequence[dict]) -> float | None:
 def tau_pooled(rows: Sequence[dict]) -> float | None:
     """Mean block length over all rounds, bonus token included."""
     return _ratio(sum(row["lengths"] for row in rows), sum(row["rounds"] for row in rows))
+
+
+def exits(rows: Sequence[dict]) -> list[float]:
+    """Mean over all rounds of the target mass w(v) that leaves the tree at each depth, root first; sums to 1."""
+    rounds = sum(row["rounds"] for row in rows)
+    deepest = max((len(row["exits"]) for row in rows), default=0)
+    return [sum(row["exits"][d] for row in rows if d < len(row["exits"])) / rounds for d in range(deepest)]
 
 
 def audit_z(rows: Sequence[dict]) -> float | None:

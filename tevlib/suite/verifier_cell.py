@@ -1,4 +1,4 @@
-"""Do one latency cell: every verifier on the same trees and rows of real decoding, in turns.
+"""Do latency cells: every verifier on the same trees and rows of real decoding, in turns.
 
 What is timed is the stage that the paper's Table 3 times: the decision, and the commit of the accepted path to the
 key/value store; the target's pass is not in it. All verifiers see the same replayed rounds with equal seeds, one after
@@ -8,6 +8,7 @@ the other in rotating order, after a round of warm-up that is thrown away.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import numpy as np
@@ -22,7 +23,7 @@ from tevlib.decoding.load import load_target
 from tevlib.decoding.target import Target
 from tevlib.sources.prompts import chat_ids
 from tevlib.suite.cells import VerifierCell
-from tevlib.suite.code_hash import files_digest
+from tevlib.suite.code_hash import drafter_digest
 from tevlib.suite.decode_cell import answer_seed, device, drafter_folder, prompts_of, target_facts, target_name
 from tevlib.suite.provenance import provenance
 from tevlib.suite.records import record_path, write_record
@@ -35,28 +36,45 @@ QWEN3_4B = {"vocab_size": 151_936, "layers": 36, "kv_heads": 8, "head_dim": 128}
 TAIL = -12.0  # logit below a row's largest at which the tokens that the target does not have are added
 
 
-def run_verifier_cell(cell: VerifierCell) -> dict:
-    """The finished record of `cell`, as written to `record_path(cell)`; one response row per round and verifier."""
+def run_verifier_cells(cells: Sequence[VerifierCell]) -> list[dict]:
+    """The finished records of cells of one `company()`, each as written to its `record_path` as soon as it is done.
+
+    One response row per round and verifier. Cells of the same budget and temperature share their rounds. `wall_s` is
+    that since the first cell's start.
+    """
     started, clock = datetime.now(UTC), time.perf_counter()
-    target = load_target(target_name(cell.target), dtype=cell.dtype)
-    folder = drafter_folder(cell.drafter)
-    rounds = collect_rounds(cell, target, load_drafter(folder, target))
-    rows = time_rounds(rounds, stage_cache(cell, target), cell)
-    hash12 = cell.hash12()
-    body = {
-        "hash": hash12,
-        "cell": cell.fields(),
-        "metrics": latencies(rows),
-        "device": device(target),
-        "target": target_facts(target),
-        "drafter": {"sha256": files_digest(folder)},
-        "provenance": provenance(),
-        "started_at": started.isoformat(timespec="seconds"),
-        "wall_s": time.perf_counter() - clock,
-        "responses": rows,
-    }
-    write_record(record_path(cell, hash12), body)
-    return {"status": "finished", **body}
+    first = cells[0]
+    if any(cell.company() != first.company() for cell in cells):
+        raise ValueError(f"cells side by side may differ in {', '.join(VerifierCell.BESIDE)} only")
+    hashes = [cell.hash12() for cell in cells]
+    target = load_target(target_name(first.target), dtype=first.dtype)
+    folder = drafter_folder(first.drafter)
+    drafter = load_drafter(folder, target)
+    facts = {"device": device(target), "target": target_facts(target), "drafter": {"sha256": drafter_digest(folder)}}
+    kept: dict[tuple[int, float], list[tuple[DraftTree, Tensor]]] = {}
+    records = []
+    for cell, hash12 in zip(cells, hashes, strict=True):
+        setting = (cell.budget, cell.temperature)
+        if setting not in kept:
+            kept[setting] = collect_rounds(cell, target, drafter)
+        rounds = kept[setting]
+        if cell.shape == "qwen3_4b":
+            rounds = [(tree, widened(rows, QWEN3_4B["vocab_size"], cell.seed)) for tree, rows in rounds]
+        rows = time_rounds(rounds, stage_cache(cell, target), cell)
+        body = {
+            "hash": hash12,
+            "cell": cell.fields(),
+            "beside": [other for other in hashes if other != hash12],
+            "metrics": latencies(rows),
+            **facts,
+            "provenance": provenance(),
+            "started_at": started.isoformat(timespec="seconds"),
+            "wall_s": time.perf_counter() - clock,
+            "responses": rows,
+        }
+        write_record(record_path(cell, hash12), body)
+        records.append({"status": "finished", **body})
+    return records
 
 
 def collect_rounds(cell: VerifierCell, target: Target, drafter) -> list[tuple[DraftTree, Tensor]]:
@@ -81,8 +99,6 @@ def collect_rounds(cell: VerifierCell, target: Target, drafter) -> list[tuple[Dr
         kept += [found[place] for place in places]
     if not kept:
         raise ValueError(f"no draft-verify round in {cell.max_new_tokens} new tokens of {len(prompts)} answers")
-    if cell.shape == "qwen3_4b":
-        return [(tree, widened(rows, QWEN3_4B["vocab_size"], cell.seed)) for tree, rows in kept[: cell.rounds]]
     return kept[: cell.rounds]
 
 

@@ -61,48 +61,59 @@ def _one_step(target, drafter, texts, config: TrainConfig, store, seed: int) -> 
     drafter.zero_grad(set_to_none=True)
 
 
-def rollout_rates(target: Target, prompts: list[list[int]], *, rows: int, new_tokens: int, repeats: int) -> list[dict]:
+def rollout_rates(
+    target: Target, prompts: list[list[int]], *, rows: int, new_tokens: int, repeats: int, stop: bool = False
+) -> list[dict]:
     """New tokens per second of our rollouts and of transformers' batched `generate`, in turns, one row each.
 
-    Same prompts, same number of rows, `new_tokens` for every prompt (no stop), sampled at temperature 1 in both.
-    `generate` is transformers' as it comes, with its own attention; a target on the CPU carries ours otherwise.
+    Same prompts, same number of rows, at most `new_tokens` for every prompt, sampled at temperature 1 in both. With
+    `stop` answers end at the target's stop ids, as they do in training, and what is counted is their own tokens;
+    without it all are of one length. `generate` is transformers' as it comes, with its own attention (a target on the
+    CPU carries ours otherwise); it goes through the prompts `rows` at a time, so that a batch lasts as long as its
+    longest answer, while rollouts refill a row that has finished.
     """
-    methods: dict[str, Callable[[], object]] = {
-        "rollouts": lambda: list(
-            rollouts(
-                target, prompts, (), temperature=1.0, max_new_tokens=new_tokens, seed=0, rows=rows,
-                stop_ids=frozenset({-1}),
-            )
-        ),
-        "generate": lambda: [
-            _generate(target, prompts[start : start + rows], new_tokens) for start in range(0, len(prompts), rows)
-        ],
-    }  # fmt: skip
+    stop_ids = target.stop_ids if stop else frozenset({-1})
+
+    def ours() -> int:
+        how = {"temperature": 1.0, "max_new_tokens": new_tokens, "seed": 0, "rows": rows, "stop_ids": stop_ids}
+        return sum(len(r.ids) - r.prompt_length for r in rollouts(target, prompts, (), **how))
+
+    def theirs() -> int:
+        batches = [prompts[start : start + rows] for start in range(0, len(prompts), rows)]
+        return sum(_generate(target, batch, new_tokens, stop_ids) for batch in batches)
+
+    methods: dict[str, Callable[[], int]] = {"rollouts": ours, "generate": theirs}
     found = []
     for _ in range(repeats):
         for name, run in methods.items():
             started = _now(target)
-            run()
-            found.append({"method": name, "tokens_per_s": len(prompts) * new_tokens / (_now(target) - started)})
+            tokens = run()
+            found.append({"method": name, "tokens": tokens, "tokens_per_s": tokens / (_now(target) - started)})
     return found
 
 
-def _generate(target: Target, prompts: list[list[int]], new_tokens: int) -> torch.Tensor:
+def _generate(target: Target, prompts: list[list[int]], new_tokens: int, stop_ids: frozenset[int]) -> int:
+    """How many new tokens the answers of one batch have, up to and including their stop token."""
     longest = max(map(len, prompts))
     ids = torch.zeros(len(prompts), longest, dtype=torch.long, device=target.device)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
+    ends = sorted(stop_ids - {-1})
+    lengths = {"eos_token_id": ends} if ends else {"min_new_tokens": new_tokens}
     ours = target.model.config._attn_implementation
     target.model.set_attn_implementation("sdpa")
     try:
-        return target.model.generate(
+        made = target.model.generate(
             ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=new_tokens,
-            min_new_tokens=new_tokens, pad_token_id=0,
+            pad_token_id=0, **lengths,
         )  # fmt: skip
     finally:
         target.model.set_attn_implementation(ours)
+    answers = made[:, longest:]
+    over = torch.isin(answers, torch.tensor(ends, device=answers.device)).cumsum(1) if ends else answers * 0
+    return int((over == 0).sum()) + int((over.amax(1) > 0).sum())
 
 
 def _now(target: Target) -> float:
