@@ -85,11 +85,25 @@ def test_the_laptop_profile_has_every_objective(monkeypatch):
 
 
 def test_a_profile_s_tables_share_plain_decoding(monkeypatch):
-    """Rows of all tables on one suite and temperature are one company: four suites, two temperatures, eight of them."""
+    """Decode cells of all tables on one target, suite and temperature are one company; latency cells, on one suite."""
     monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
     for name in planning.PROFILES:
-        companies = {cell.company() for cell in load_profile(name)}
-        assert len(companies) == 8 == len({(cell.suite, cell.temperature) for cell in load_profile(name)})
+        cells = load_profile(name)
+        decoded = [cell for cell in cells if isinstance(cell, planning.Cell)]
+        settings = {(cell.target, cell.suite, cell.temperature) for cell in decoded}
+        assert len({cell.company() for cell in decoded}) == len(settings)
+        timed = [cell for cell in cells if isinstance(cell, planning.VerifierCell)]
+        assert len({cell.company() for cell in timed}) == len({(cell.target, cell.suite) for cell in timed})
+
+
+def test_the_laptop_profile_has_every_table_and_shares_what_it_can(monkeypatch):
+    """All five tables; the rows of Table 1 that Tables 2 and 5 have too are the same cells."""
+    monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
+    cells = load_profile("laptop")
+    assert {cell.table for cell in cells} == {f"table{number}" for number in range(1, 6)}
+    main, rest = ({c.hash12() for c in cells if (c.table == "table1") is wanted} for wanted in (True, False))
+    extra = {c.role for c in cells if c.table == "table1" and c.hash12() not in rest}
+    assert extra == {"dflash_chain", "sampled_chain", "autoregressive"} and len(main & rest) == 4 * 2 * 4
 
 
 METHODS = (

@@ -34,6 +34,9 @@ def grouped_attention(
     """
     batch, heads, n, dim = query.shape
     kv = key.shape[1]
+    # Views of a store with room behind them: products of small bfloat16 matrices are 2 to 15 times slower on those than
+    # on a copy, which costs a tenth of the product.
+    key, value = key.contiguous(), value.contiguous()
     stacked = query.reshape(batch, kv, heads // kv * n, dim) * scaling
     scores = torch.matmul(stacked, key.transpose(-1, -2))
     if attention_mask is not None:

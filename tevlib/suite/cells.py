@@ -210,7 +210,7 @@ def _expand(profile: str, table: str, defaults: dict, body: dict | list) -> list
         "profile", "table", "role", "drafter", "verifier", "budget", "temperature", "suite", "prompts", "repeats",
     }  # fmt: skip
     _check_keys(settings, plural | plain, where)
-    if missing := sorted((plural | plain) - set(settings)):
+    if missing := sorted((plural | plain) - {"oracle_rounds"} - set(settings)):
         raise ValueError(f"{where} lacks {', '.join(missing)}")
     _check_axes(settings, where)
     if "methods" in settings:
@@ -225,7 +225,7 @@ def _expand(profile: str, table: str, defaults: dict, body: dict | list) -> list
             for role, drafter in settings["drafters"].items()
             for verifier in settings["verifiers"]
         ]
-    common = {key: settings[key] for key in plain}
+    common = {key: settings[key] for key in plain if key in settings}
     return [
         Cell(
             **common | {"budget": budget} | method,
