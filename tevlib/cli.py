@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from tevlib import __version__
 from tevlib.suite.names import check_name, did_you_mean
 
-EXIT_FAILED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USER_ERROR, EXIT_NOT_POSSIBLE, EXIT_INTERRUPTED = 1, 2, 3, 130
 TABLES = ("1", "2", "3", "4", "5")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of a command line: 0 done, 1 cells failed, 2 a bad request (one line says what), 130 Ctrl-C."""
+    """The exit code of a command line: 0 done, 1 cells failed, 2 a bad request (one line says what), 3 not all of it is
+    possible here or yet, 130 Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = _parser()
     first = next((word for word in arguments if not word.startswith("-")), None)
@@ -47,29 +48,46 @@ def fetch(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run every unfinished cell of a profile, then write and print its tables."""
-    from tevlib.suite.batch import CELL_TIMEOUT_S, run_cells
+    from tevlib.suite.batch import CELL_TIMEOUT_S, run_cells, run_on_each
+    from tevlib.suite.devices import devices
 
     if options.dry_run:
-        return cells(options)
-    todo = _cells(options)
-    summary = run_cells(todo, keep_going=not options.fail_fast, timeout=options.timeout or CELL_TIMEOUT_S)
+        return plan(options)
+    todo, how = _cells(options), {"keep_going": not options.fail_fast, "timeout": options.timeout or CELL_TIMEOUT_S}
+    found = devices(options.devices)
+    several = options.devices is not None or "CUDA_VISIBLE_DEVICES" in os.environ
+    summary = run_on_each(todo, found, **how) if several else run_cells(todo, devices=found, **how)
     _write_tables(options)
-    print(f"\n{summary}")
-    for cell, error in summary.failures:
-        print(f"failed: {cell}: {error}", file=sys.stderr)
-    return EXIT_FAILED if summary.failures else 0
+    return _said(summary, options)
 
 
-def cells(options: argparse.Namespace) -> int:
-    """List the cells of a profile with their state."""
-    from tevlib.suite.records import outcome, record_path
+def cell(options: argparse.Namespace) -> int:
+    """Run the cells that are decoded side by side with one cell, and no others: the unit of work of a cluster."""
+    from tevlib.suite.batch import CELL_TIMEOUT_S, run_cells
+    from tevlib.suite.plan import company_of
 
-    planned = _cells(options)
-    states = [outcome(cell)["status"] for cell in planned]
-    for cell, state in zip(planned, states, strict=True):
-        print(f"{record_path(cell).stem}  {state:8}  {cell.table}  {cell}")
-    print(f"{len(planned)} cells, {states.count('finished')} finished, {states.count('failed')} failed")
+    company = company_of(_cells(options), options.hash)
+    return _said(run_cells(company, timeout=options.timeout or CELL_TIMEOUT_S), options)
+
+
+def plan(options: argparse.Namespace) -> int:
+    """List the cells of a profile with their state, the notebook runs they make, and about how long those take."""
+    from tevlib.suite.plan import describe, make_plan
+
+    found = make_plan(options.profile, _tables(options))
+    for cell, hash12, state in found.cells:
+        print(f"{hash12}  {state:16}  {cell.table}  {cell}")
+    print("", *describe(found), sep="\n")
     return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Check, before anything starts, whether a profile can be run here, and say what each missing thing costs."""
+    from tevlib.suite.doctor import examine, report
+
+    found = examine(options.profile, _tables(options))
+    print(*report(found), sep="\n")
+    return 0 if all(check.ok for check in found) else EXIT_NOT_POSSIBLE
 
 
 def table(options: argparse.Namespace) -> int:
@@ -134,7 +152,9 @@ def record(options: argparse.Namespace) -> int:
 COMMANDS = {
     "fetch": (fetch, "bring the offline prompts and the laptop target into the cache"),
     "run": (run, "run the unfinished cells of a profile, then write and print the tables"),
-    "cells": (cells, "list the cells of a profile with their state"),
+    "plan": (plan, "list the cells of a profile with their state, and about how long they take"),
+    "doctor": (doctor, "check whether a profile can be run here, and what is missing"),
+    "cell": (cell, "run one cell and those decoded beside it: what a cluster's jobs call"),
     "table": (table, "write and print a table from the records that there are"),
     "notebook": (notebook, "run one notebook with parameters"),
     "export": (export, "write a notebook as one offline HTML file with interactive trees"),
@@ -146,7 +166,26 @@ def _cells(options: argparse.Namespace) -> list:
     """The planned cells of the tables that were asked for; of all that the profile has, where none was named."""
     from tevlib.suite.cells import load_profile
 
-    return load_profile(options.profile, tables=[f"table{number}" for number in options.tables or ()] or None)
+    return load_profile(options.profile, tables=_tables(options))
+
+
+def _tables(options: argparse.Namespace) -> list[str] | None:
+    return [f"table{number}" for number in options.tables or ()] or None
+
+
+def _said(summary, options: argparse.Namespace) -> int:
+    """Print what a batch did, how to make what it waits for, and what failed; the exit code."""
+    from tevlib.suite.cells import load_trained
+    from tevlib.suite.plan import to_be_trained
+
+    print(f"\n{summary}")
+    for folder, command in to_be_trained(summary.impossible, load_trained(options.profile)).items():
+        print(f"not possible yet: {folder} is not there; train it with\n    {command}")
+    for cell, error in summary.failures:
+        print(f"failed: {cell}: {error}", file=sys.stderr)
+    if summary.failures:
+        return EXIT_FAILED
+    return EXIT_NOT_POSSIBLE if summary.impossible else 0
 
 
 def _write_tables(options: argparse.Namespace) -> None:
@@ -187,15 +226,18 @@ def _parser() -> argparse.ArgumentParser:
         made[name] = names.add_parser(name, help=text, description=function.__doc__)
         made[name].set_defaults(command=function)
     made["fetch"].add_argument("names", nargs="*", help="wheels to bring (default: all)")
-    for name in ("run", "cells", "table"):
+    for name in ("run", "plan", "doctor", "cell", "table"):
         made[name].add_argument("--profile", default="laptop", help="smoke, laptop, paper, or a YAML file")
-    for name in ("run", "cells"):
+    for name in ("run", "plan", "doctor", "cell"):
         tables = made[name].add_argument("--tables", nargs="+", help="which tables (default: all that the profile has)")
         tables.type = _one_of("table", TABLES)
     made["table"].add_argument("number", type=_one_of("table", TABLES), help="which table")
-    made["run"].add_argument("--dry-run", action="store_true", help="list the cells, run nothing")
+    made["run"].add_argument("--dry-run", action="store_true", help="as plan: list the cells, run nothing")
+    made["run"].add_argument("--devices", help="0,1: a runner on each of these GPUs at once; cpu: none (default: one "
+                             "runner, or one for each GPU of $CUDA_VISIBLE_DEVICES)")  # fmt: skip
+    made["cell"].add_argument("hash", help="hash of a cell, as plan lists it")
     made["run"].add_argument("--fail-fast", action="store_true", help="stop at the first cell that fails")
-    for name in ("run", "notebook"):
+    for name in ("run", "cell", "notebook"):
         made[name].add_argument("--timeout", type=float, help="seconds that one notebook cell may take")
     made["notebook"].add_argument("name", help="a notebook of notebooks/, or a path")
     made["notebook"].add_argument("parameter", nargs="*", help="name=value")

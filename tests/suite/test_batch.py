@@ -5,12 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tevlib.suite import batch
-from tevlib.suite.batch import held, run_cells
+from tevlib.suite.batch import run_cells, run_on_each
+from tevlib.suite.devices import held
 from tevlib.suite.notebook import NotebookFailed
 from tevlib.suite.records import failed_path, outcome, record_path, write_failure, write_record
 
@@ -149,16 +153,110 @@ def test_kill_9_loses_only_the_running_cell(runner):
     assert starts == ["start 0", "start 1", "start 1", "start 2", "start 3"]
 
 
-def test_a_lock_is_not_given_twice(home):
-    """A held lock is refused at once without waiting, and free again afterwards."""
-    with held("x", wait=False) as mine:
-        assert mine
-        with held("x", wait=False) as second:
-            assert not second
-        with held("y", wait=False) as other:
-            assert other
-    with held("x", wait=False) as again:
-        assert again
+def test_a_failure_elsewhere_is_not_tried_again_in_the_same_batch(tiny_cell, record_of):
+    """What another runner failed at after this batch began is this batch's failure too; an older one is tried again."""
+    cells = [tiny_cell(seed=seed) for seed in range(3)]
+    write_failure(record_path(cells[1]), {"error": "an old one"})
+    good, tried = finish(record_of), []
+
+    def run(cells, output):
+        tried.append(cells[0].seed)
+        if cells[0].seed == 0:  # meanwhile, another runner
+            write_failure(record_path(tiny_cell(seed=2)), {"error": "elsewhere"})
+        good(cells, output)
+
+    summary = run_cells(cells, run=run)
+    assert tried == [0, 1] and summary.ran == 2
+    assert [(cell.seed, error) for cell, error in summary.failures] == [(2, "elsewhere")]
+
+
+def test_two_devices_share_one_batch(tiny_cell, monkeypatch):
+    """A runner for each device, each in a process of its own: every cell once, whoever takes it, counted together."""
+    seen = []
+
+    def run(cells, **how):
+        seen.append(how)
+        return batch.Summary(0, 2, [(cells[0], "x")])
+
+    monkeypatch.setattr(batch, "run_cells", run)
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, workers, mp_context):
+            assert mp_context.get_start_method() == "spawn"
+            super().__init__(workers)
+
+    monkeypatch.setattr(batch, "ProcessPoolExecutor", Pool)
+    summary = run_on_each([tiny_cell()], ["0", "1"], keep_going=True)
+    assert sorted(how["devices"] for how in seen) == [["0"], ["1"]] and len({how["since"] for how in seen}) == 1
+    assert summary.ran == 4 and len(summary.failures) == 1
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A folder on a file system of 64 kB that is nearly full; skipped where none can be mounted."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_is_a_failed_cell_and_not_half_a_record(tiny_cell, record_of, full_disk, monkeypatch):
+    """A disk that fills while a record is written: the cell fails with the system's words, no part of a record and no
+    temporary file stays, and with room again it is run."""
+    monkeypatch.setenv("TEVLIB_HOME", str(full_disk))
+    cell, good = tiny_cell(), finish(record_of)
+
+    def run(cells, output):
+        large = record_of(cells[0]) | {"notes": "x" * 100_000}
+        write_record(record_path(cells[0]), large)
+
+    summary = run_cells([cell], run=run)
+    assert len(summary.failures) == 1 and "No space left" in summary.failures[0][1]
+    assert outcome(cell)["status"] == "failed"
+    assert [path.name for path in record_path(cell).parent.iterdir()] == [failed_path(record_path(cell)).name]
+    assert run_cells([cell], run=good).ran == 1 and outcome(cell)["status"] == "finished"
+
+
+def test_a_killed_kernel_is_a_failed_cell_and_the_next_is_run(tiny_cell, home, monkeypatch):
+    """kill -9 of a cell's kernel (as the system does when memory is out) is noticed, recorded and reported by exit
+    code; the other cells are finished and the failed one is tried again by the next call."""
+    cells = [tiny_cell(seed=seed, max_new_tokens=4) for seed in range(2)]
+    original = batch.run_notebook
+
+    def run(notebook, fields, output, timeout):
+        if fields["seed"] == 0 and not marks:
+            marks.append(fields)
+            killer = threading.Thread(target=kill_own_kernel)
+            killer.start()
+            try:
+                return original(notebook, fields, output, timeout=timeout)
+            finally:
+                killer.join()
+        return original(notebook, fields, output, timeout=timeout)
+
+    marks = []
+    monkeypatch.setattr(batch, "run_notebook", run)
+    summary = run_cells(cells)
+    assert [(cell.seed, "the kernel died" in error) for cell, error in summary.failures] == [(0, True)]
+    assert [outcome(cell)["status"] for cell in cells] == ["failed", "finished"]
+    assert run_cells(cells).ran == 1 and outcome(cells[0])["status"] == "finished"
+
+
+def kill_own_kernel():
+    """Kill -9 the first kernel that this process starts."""
+
+    def kernels():
+        children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+        pids = [pid for file in children for pid in file.read_text().split()]
+        return [pid for pid in pids if "ipykernel_launcher" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    wait_until(kernels)
+    time.sleep(0.5)
+    for pid in kernels():
+        os.kill(int(pid), signal.SIGKILL)
 
 
 def test_cells_run_in_the_notebook(tiny_cell, home):

@@ -69,7 +69,7 @@ def test_a_dry_run_lists_and_runs_nothing(profile, capsys, home):
     """`--dry-run` names each cell, its hash and its state."""
     assert cli.main(["run", "--profile", profile, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert said.count("not run") == 2 and "2 cells, 0 finished" in said
+    assert said.count("not run ") == 2 and "2 cells (2 different), 0 finished" in said
     assert all(cell.hash12() in said for cell in load_profile(profile))
     assert not (home / "runs").exists()
 
@@ -82,8 +82,8 @@ def test_the_table_shows_what_there_is(profile, capsys, home, record_of):
     assert cli.main(["table", "4", "--profile", profile]) == 0
     said = capsys.readouterr().out
     assert "2.00" in said and "failed" in said and str(home / "data" / "tables" / "table4.csv") in said
-    assert cli.main(["cells", "--profile", profile]) == 0
-    assert "2 cells, 1 finished, 1 failed" in capsys.readouterr().out
+    assert cli.main(["plan", "--profile", profile]) == 0
+    assert "2 cells (2 different), 1 finished, 1 failed" in capsys.readouterr().out
 
 
 def test_failed_cells_give_exit_code_1(profile, capsys, home, monkeypatch):

@@ -10,8 +10,8 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -51,6 +51,10 @@ class Work:
         """What cells have in common that are done side by side in one notebook: all fields but `BESIDE`."""
         return self.NOTEBOOK, *(value for name, value in self.fields().items() if name not in self.BESIDE)
 
+    def lacks_drafter(self) -> bool:
+        """Whether the drafter is a local folder that is not there: the cell is planned, and cannot be run yet."""
+        return not is_hub_id(self.drafter) and not (from_repository(self.drafter) / "config.json").is_file()
+
     def hash12(self) -> str:
         """The first 12 hex digits of the digest of everything that decides this cell's result."""
         known = {
@@ -70,7 +74,8 @@ class Cell(Work):
     profile and table name what the cell belongs to; role names the drafter's place in the paper's tables (`original`,
     `exit`, ...). prompts None takes the whole suite; in `oracle_rounds` rounds of every answer the best possible tree
     is looked for, outside the clock. Relative drafter and target folders start at the repository's root. Raises
-    `ValueError` for every field that cannot be run, before any work.
+    `ValueError` for every field that cannot be run, before any work; `to_be_trained` (no field, it decides nothing)
+    allows a drafter's folder that is not there yet.
     """
 
     profile: str
@@ -91,6 +96,7 @@ class Cell(Work):
     seed: int
     repeats: int = 1
     oracle_rounds: int = 0
+    to_be_trained: InitVar[bool] = False
 
     NOTEBOOK: ClassVar[str] = "21_decode_cell"
     CODE: ClassVar[tuple[str, ...]] = (
@@ -98,7 +104,7 @@ class Cell(Work):
     )  # fmt: skip
     BESIDE: ClassVar[tuple[str, ...]] = ("table", "role", "drafter", "builder", "verifier", "budget")
 
-    def __post_init__(self):
+    def __post_init__(self, to_be_trained: bool):
         for name in ("profile", "table", "role"):
             _check_plain(name, getattr(self, name))
         check_name("builder", self.builder, BUILDERS)
@@ -116,7 +122,8 @@ class Cell(Work):
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p!r}")
         if self.verifier == "greedy" and self.temperature > 0:
             raise ValueError(f"the greedy verifier is exact at temperature 0 only, got {self.temperature:g}")
-        _check_drafter(self.drafter)
+        if not to_be_trained:
+            _check_drafter(self.drafter)
 
     def __str__(self) -> str:
         return f"{self.role} + {self.verifier} on {Path(self.suite).stem}, B={self.budget}, T={self.temperature:g}"
@@ -144,12 +151,13 @@ class VerifierCell(Work):
     dtype: str
     seed: int
     shape: str = "own"
+    to_be_trained: InitVar[bool] = False
 
     NOTEBOOK: ClassVar[str] = "22_verifier_cell"
     CODE: ClassVar[tuple[str, ...]] = ("suite/decode_cell.py", "suite/verifier_cell.py")
     BESIDE: ClassVar[tuple[str, ...]] = ("table", "budget", "temperature", "shape")
 
-    def __post_init__(self):
+    def __post_init__(self, to_be_trained: bool):
         for name in ("profile", "table"):
             _check_plain(name, getattr(self, name))
         check_name("dtype", self.dtype, DTYPES)
@@ -160,7 +168,8 @@ class VerifierCell(Work):
         _check_int("seed", self.seed, 0)
         if not _is_number(self.temperature) or not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be a finite number > 0 (at 0 all are greedy), got {self.temperature!r}")
-        _check_drafter(self.drafter)
+        if not to_be_trained:
+            _check_drafter(self.drafter)
 
     def __str__(self) -> str:
         return f"verifiers on {Path(self.suite).stem}, B={self.budget}, T={self.temperature:g}, {self.shape}"
@@ -169,8 +178,30 @@ class VerifierCell(Work):
 def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Work]:
     """The cells of a profile (`smoke`, `laptop`, `paper`, or the path of a YAML file), of `tables` only if given.
 
-    Raises `ValueError` for an unknown profile, table or field and for a cell that cannot be run.
+    A cell whose drafter the profile lists as `trained` is there before its drafter is. Raises `ValueError` for an
+    unknown profile, table or field and for a cell that cannot be run.
     """
+    path, written = _read_profile(name)
+    wanted = [str(table) for table in tables or written["tables"]]
+    known = {str(table): body for table, body in written["tables"].items()}
+    for table in wanted:
+        check_name(f"table of profile {path.stem}", table, known)
+    defaults, trained = written.get("defaults") or {}, set(written.get("trained") or {})
+    expand = {LATENCY_TABLE: _expand_latency}
+    return [
+        cell
+        for table in wanted
+        for cell in expand.get(table, _expand)(path.stem, table, defaults, known[table], trained)
+    ]
+
+
+def load_trained(name: str) -> dict[str, dict]:
+    """Drafter folders that a profile's user makes -> the parameters of `20_train_drafter` that make them."""
+    return dict(_read_profile(name)[1].get("trained") or {})
+
+
+def _read_profile(name: str) -> tuple[Path, dict]:
+    """Where a profile is written, and what: a mapping with `tables`, maybe `defaults` and `trained`."""
     path = Path(name).expanduser() if str(name).endswith((".yaml", ".yml")) else None
     if path is None:
         path = Path(__file__).parent / "profiles" / f"{check_name('profile', name, PROFILES)}.yaml"
@@ -180,26 +211,26 @@ def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Work]:
         written = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
-    _check_keys(written, {"defaults", "tables"}, str(path))
+    _check_keys(written, {"defaults", "tables", "trained"}, str(path))
     if not isinstance(written.get("tables"), dict) or not written["tables"]:
         raise ValueError(f"{path}: tables must name at least one table, got {written.get('tables')!r}")
-    wanted = [str(table) for table in tables or written["tables"]]
-    known = {str(table): body for table, body in written["tables"].items()}
-    for table in wanted:
-        check_name(f"table of profile {path.stem}", table, known)
-    defaults = written.get("defaults") or {}
-    expand = {LATENCY_TABLE: _expand_latency}
-    return [cell for table in wanted for cell in expand.get(table, _expand)(path.stem, table, defaults, known[table])]
+    trained = written.get("trained") or {}
+    if not isinstance(trained, dict):
+        raise ValueError(f"{path}: trained must be a mapping of drafter folders, got {trained!r}")
+    for folder, parameters in trained.items():
+        if not isinstance(parameters, dict) or not {"objective", "target"} <= set(parameters):
+            raise ValueError(f"{path}: trained {folder} needs an objective and a target, got {parameters!r}")
+    return path, written
 
 
-def _expand(profile: str, table: str, defaults: dict, body: dict | list) -> list[Cell]:
+def _expand(profile: str, table: str, defaults: dict, body: dict | list, trained: Set[str]) -> list[Cell]:
     """The cells of a table's YAML body, or of each of a list of them: every temperature, budget, row and suite.
 
     A body's rows are its `methods` (each a mapping with a drafter and, where it differs, verifier, builder, budget and
     the like), or every one of its `drafters` with every one of its `verifiers`.
     """
     if isinstance(body, list):
-        return [cell for one in body for cell in _expand(profile, table, defaults, one)]
+        return [cell for one in body for cell in _expand(profile, table, defaults, one, trained)]
     where = f"table {table} of profile {profile}"
     if not isinstance(body, dict) or not isinstance(defaults, dict):
         raise ValueError(f"{where} and the defaults must be mappings, got {body!r} and {defaults!r}")
@@ -234,6 +265,7 @@ def _expand(profile: str, table: str, defaults: dict, body: dict | list) -> list
             role=role,
             temperature=temperature,
             suite=suite,
+            to_be_trained=method["drafter"] in trained,
             **size,
         )
         for temperature, budget, (role, method), (suite, size) in itertools.product(
@@ -242,7 +274,7 @@ def _expand(profile: str, table: str, defaults: dict, body: dict | list) -> list
     ]
 
 
-def _expand_latency(profile: str, table: str, defaults: dict, body: dict) -> list[VerifierCell]:
+def _expand_latency(profile: str, table: str, defaults: dict, body: dict, trained: Set[str]) -> list[VerifierCell]:
     """One latency cell for each shape, temperature, budget and suite; defaults that it has no use for are left out."""
     where = f"table {table} of profile {profile}"
     if not isinstance(body, dict) or not isinstance(defaults, dict):
@@ -261,9 +293,12 @@ def _expand_latency(profile: str, table: str, defaults: dict, body: dict) -> lis
     common = {key: settings[key] for key in plain}
     axes = (settings[name] for name in ("shapes", "temperatures", "budgets", "suites"))
     return [
-        VerifierCell(profile=profile, table=table, shape=shape, temperature=t, budget=budget, suite=suite, **common)
+        VerifierCell(
+            profile=profile, table=table, shape=shape, temperature=t, budget=budget, suite=suite,
+            to_be_trained=common["drafter"] in trained, **common,
+        )
         for shape, t, budget, suite in itertools.product(*axes)
-    ]
+    ]  # fmt: skip
 
 
 def _check_axes(settings: dict, where: str) -> None:
