@@ -124,12 +124,16 @@ def test_the_averages_are_printed_with_the_table(tmp_path):
     """Table, averages, audit: on the screen and in the files, with signs that LaTeX takes; no averages, no part."""
     cells = outcomes(original=1.0, exit=1.1)
     table = build_table("table2", cells)
-    _, averages, _ = printed(table).values()
+    _, averages, *_ = printed(table).values()
     assert averages.loc[("0", "Original drafter"), "τ change"] == "+0.0% (+0.0%..+0.0%)"
     assert averages.loc[("1", "Exit weight w(v)"), "τ change"] == "+10.0% (+10.0%..+10.0%)"
     assert averages.loc[("1", "Exit weight w(v)"), "τ change, paper"] == "+13.8%"
     _, md, html, tex = write_table(table, tmp_path)
     assert all("changes against the original drafter" in path.read_text() for path in (md, html, tex))
-    assert r"+10.0\% (+10.0\%..+10.0\%)" in tex.read_text() and tex.read_text().count(r"\begin{tabular}") == 3
+    assert r"+10.0\% (+10.0\%..+10.0\%)" in tex.read_text() and tex.read_text().count(r"\begin{tabular}") == 4
     nothing = [{"status": "not run", "cell": o["cell"], "error": None} for o in cells]
-    assert list(printed(build_table("table2", nothing))) == ["", "Audit"]
+    assert list(printed(build_table("table2", nothing))) == [
+        "",
+        "Audit",
+        "Speed-ups by every definition",
+    ]

@@ -3,9 +3,11 @@
 import pandas as pd
 import pytest
 
+from tevlib.report.audit import audit_lengths, audit_speed
 from tevlib.report.build import write_table
 from tevlib.report.files import markdown
-from tevlib.report.tables import audit_columns, decode_table, layout
+from tevlib.report.layout import layout
+from tevlib.report.tables import decode_table
 
 SUITES = ("mt_bench", "humaneval", "gsm8k", "math500")
 
@@ -17,8 +19,9 @@ def table4(outcomes):
 def metrics(speedup, tau, **changed):
     return {
         "speedup": speedup, "speedup_ci95": [speedup - 0.1, speedup + 0.1], "tau": tau, "tau_ci95": [tau - 1, tau + 1],
-        "tau_pooled": tau, "ceiling": tau + 0.01, "audit_z": -0.5, "tokens_per_s": 20.0, "ar_tokens_per_s": 10.0,
-        "prompts": 3, "rounds": 100,
+        "tau_pooled": tau, "tau_pooled_ci95": [tau - 0.5, tau + 0.5], "ceiling": tau + 0.01, "audit_z": -0.5,
+        "speedup_references": speedup + 0.02, "speedup_end_to_end": speedup - 0.2, "tokens_per_s": 20.0,
+        "ar_tokens_per_s": 10.0, "prompts": 3, "responses": 3, "rounds": 100,
     } | changed  # fmt: skip
 
 
@@ -35,6 +38,7 @@ def finished(suite, speedup=1.5, tau=2.0, verifier="tev", record=None, **changed
         "status": "finished", "schema_version": 1, "hash": f"{suite}-{verifier}",
         "cell": cell(suite, verifier, **changed),
         "metrics": metrics(speedup, tau), "device": {"name": "a cpu", "threads": 2}, "target": {"revision": "r1"},
+        "responses": [],
     } | (record or {})  # fmt: skip
 
 
@@ -62,10 +66,10 @@ def test_no_cell_is_a_hole():
     assert shown.loc[("original (base)", "TEV", "ours"), ("HumanEval", "τ")] == "failed"
     assert shown.loc[("original (base)", "TEV", "ours"), ("Average", "SR")] == "failed"
     assert shown.loc[("original (base)", "TEV", "ours - paper"), ("HumanEval", "SR")] == "—"
-    assert set(shown.loc[("original (base)", "Sequential residual", "ours")]) == {"not run"}
-    assert set(shown.loc[("original (base)", "Sequential residual", "paper")]) == {"—"}
-    assert not (shown == "").any().any() and not shown.isna().any().any()
-    audit = audit_columns(table4(outcomes))
+    assert set(shown.loc[("original (base)", "Sequential residual", "ours")]) == {"not run", "○ not run"}
+    assert ("original (base)", "Sequential residual", "paper") not in shown.index
+    assert not (shown.drop(columns="Verdict", level=0) == "").any().any() and not shown.isna().any().any()
+    audit = audit_lengths(table4(outcomes))
     assert audit.loc[("original (base)", "TEV", "HumanEval"), "z"] == "failed"
     assert audit.loc[("original (base)", "TEV", "GSM8K"), ["1 + C_p", "z"]].tolist() == ["4.01", "-0.50"]
 
@@ -73,7 +77,7 @@ def test_no_cell_is_a_hole():
 def test_answers_without_rounds_are_undefined_not_nan():
     """A finished cell whose answers all stopped at once has no tau: the table says undefined."""
     empty = finished("gsm8k") | {"metrics": dict.fromkeys(metrics(1, 1)) | {"prompts": 1, "rounds": 0}}
-    shown = audit_columns(table4([empty]))
+    shown = audit_lengths(table4([empty]))
     assert shown["τ"].tolist() == ["undefined"] and shown["z"].tolist() == ["undefined"]
 
 
@@ -117,7 +121,7 @@ def test_all_four_files_carry_the_numbers(tmp_path):
     for path in (md, html, tex):
         text = path.read_text()
         assert "-3.88" in text and "4.01" in text and "a cpu, 2 threads" in text
-    assert tex.read_text().count(r"\begin{tabular}") == tex.read_text().count(r"\end{tabular}") == 2
+    assert tex.read_text().count(r"\begin{tabular}") == tex.read_text().count(r"\end{tabular}") == 3
     assert "τ" not in tex.read_text() and "_p$" in tex.read_text()
 
 
@@ -179,7 +183,7 @@ def test_table_2_has_its_rows_and_marks_what_the_paper_has_not():
     assert rows.loc[(0.0, "finetune"), "paper_tau"] == 8.36 and rows.loc[(1.0, "original"), "paper_tau"] == 7.08
     assert rows["paper_tau"].isna().tolist() == [False] * 4 + [True] * 2 + [False] * 4 + [True] * 2
     shown = layout(table)
-    assert list(shown.index.names) == ["T", "Objective", ""] and len(shown) == 36
+    assert list(shown.index.names) == ["T", "Objective", ""] and len(shown) == 2 * (4 * 3 + 2)
     assert ("1", "Gain (ours, not the paper's)", "ours") in shown.index
     assert shown.loc[("0", "Exit weight w(v)", "paper"), ("GSM8K", "τ")] == "10.22"
     assert "verifier TEV" in table.attrs["caption"] and "T =" not in table.attrs["caption"]
@@ -196,10 +200,11 @@ def test_table_2_says_what_became_of_every_row():
             outcomes.append(mine if role == "gain" else {"status": "not run", "cell": mine["cell"], "error": None})
     outcomes[-1] = {"status": "failed", "cell": outcomes[-1]["cell"], "error": "boom"}
     shown = layout(decode_table("table2", outcomes))
-    assert set(shown.loc[("0", "Exit weight w(v)", "ours")]) == {"not run"}
+    assert set(shown.loc[("0", "Exit weight w(v)", "ours")]) == {"not run", "○ not run"}
     assert shown.loc[("0", "Exit weight w(v)", "paper"), ("Average", "τ")] == "8.85"
     gain = shown.loc[("0", "Gain (ours, not the paper's)", "ours")]
     assert gain["MATH-500", "τ"] == gain["Average", "SR"] == "failed" and gain["GSM8K", "τ"] == "2.00"
     assert shown.loc[("0", "Original drafter", "ours"), ("Average", "τ")] == "2.00"
-    audit = audit_columns(decode_table("table2", outcomes))
-    assert audit.loc[("0", "Original drafter", "GSM8K"), ["SR 95%", "τ 95%"]].tolist() == ["1.40..1.60", "1.00..3.00"]
+    row = ("0", "Original drafter", "GSM8K")
+    assert audit_lengths(decode_table("table2", outcomes)).loc[row, "τ 95%"] == "1.00..3.00"
+    assert audit_speed(decode_table("table2", outcomes)).loc[row, "SR 95%"] == "1.40..1.60"

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tevlib.report.latency import latency_layout, latency_table
 from tevlib.suite.cells import VerifierCell, load_profile
 from tevlib.suite.records import outcome, record_path
 from tevlib.suite.verifier_cell import TIMED, latencies, run_verifier_cells, widened
@@ -88,34 +87,3 @@ def test_a_profile_s_table_3_is_of_latency_cells(tiny, tmp_path):
     path.write_text(path.read_text().replace("rounds: 2", "ronds: 2"))
     with pytest.raises(ValueError, match="unknown key 'ronds'; did you mean 'rounds'"):
         load_profile(str(path))
-
-
-def outcome_of(suite, status="finished", **changed):
-    cell = {
-        "profile": "laptop", "table": "table3", "target": "t", "drafter": "data/drafters/base", "budget": 64,
-        "temperature": 0.6, "suite": suite, "prompts": 1, "rounds": 2, "repeats": 1, "max_new_tokens": 8,
-        "dtype": "float32", "seed": 0, "shape": "own",
-    } | changed  # fmt: skip
-    metrics = {f"{name}_ms": 1.0 + i for i, name in enumerate(reversed(TIMED))}
-    metrics |= {f"{name}_ms_ci95": [0.5, 4.0] for name in TIMED}
-    metrics |= {"reduction": 66.7, "rounds": 2, "nodes": 65.0, "internal": 9.0}
-    return {
-        "status": status, "schema_version": 2, "hash": suite, "cell": cell, "metrics": metrics,
-        "device": {"name": "a cpu", "threads": 2}, "target": {"revision": "r1"},
-    }  # fmt: skip
-
-
-def test_table_3_puts_the_paper_beside_ours():
-    """Paper's milliseconds and reductions at its budgets and temperatures, ours below, no cell a hole, no mix."""
-    suites = ("mt_bench", "humaneval", "gsm8k", "math500")
-    outcomes = [outcome_of(suite) for suite in suites] + [outcome_of(s, "failed", budget=16) for s in suites]
-    table = latency_table(outcomes)
-    shown = latency_layout(table)
-    line = ("this target", "0.6", "64", "TEV")
-    assert shown.loc[(*line, "paper"), "HumanEval"] == "1.27 (-14.7%)"
-    assert shown.loc[(*line, "ours"), "Average"] == "1.00 (-66.7%)"
-    assert set(shown.loc[("this target", "0.6", "16", "Predraw", "ours")]) == {"failed"}
-    assert set(shown.loc[("this target", "0.6", "64", "Sequential residual", "paper")]) == {"—"}
-    assert "a cpu, 2 threads" in table.attrs["caption"]
-    with pytest.raises(ValueError, match="table 3 needs one rounds"):
-        latency_table([*outcomes, outcome_of("gsm8k", budget=128, rounds=9)])

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from tevlib.report.audit import audit_lengths, audit_speed
 from tevlib.report.files import write_files
-from tevlib.report.latency import latency_layout, latency_table
+from tevlib.report.latency import latency_audit, latency_layout, latency_table
+from tevlib.report.layout import layout
 from tevlib.report.objectives import averages_layout, objective_averages
-from tevlib.report.tables import audit_columns, decode_table, layout
+from tevlib.report.tables import decode_table
 from tevlib.suite.cells import LATENCY_TABLE
 
 OBJECTIVES_TABLE = "table2"
@@ -28,15 +30,15 @@ def build_table(name: str, outcomes: Sequence[dict]) -> pd.DataFrame:
 
 
 def printed(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """What is printed, by title: the table (no title), Table 2's averages if it has any, and the audit of decoding."""
+    """What is printed, by title: the table (no title), Table 2's averages if it has any, and the audit."""
     if table.attrs["table"] == LATENCY_TABLE:
-        return {"": latency_layout(table)}
+        return {"": latency_layout(table), "Audit": latency_audit(table)}
     parts = {"": layout(table)}
     if averages := table.attrs.get("averages"):
         parts["Means over the suites, and changes against the original drafter on the same prompts (95% intervals)"] = (
             averages_layout(pd.DataFrame(averages))
         )
-    return parts | {"Audit": audit_columns(table)}
+    return parts | {"Audit": audit_lengths(table), "Speed-ups by every definition": audit_speed(table)}
 
 
 def write_table(table: pd.DataFrame, folder: Path) -> list[Path]:

@@ -3,23 +3,29 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from tevlib.report.files import DASH
-from tevlib.report.paper import paper_latency
-from tevlib.report.tables import SUITE_NAMES, VERIFIER_NAMES, machine_of, one_value, refuse_mix
+from tevlib.report.layout import number
+from tevlib.report.names import SHAPE_NAMES, SUITE_NAMES, VERIFIER_NAMES
+from tevlib.report.paper import judged, paper_latency, tolerance, tolerance_text, unlike_paper
+from tevlib.report.tables import joint_status, machine_of, one_value, refuse_mix, unlike_names
+from tevlib.report.verdicts import MATCH, OUTSIDE, SYMBOLS, judge, legend, row_verdict
 
 TIMED = ("predraw", "sequential_residual", "tev")
-SHAPE_NAMES = {"own": "this target", "qwen3_4b": "sizes of Qwen3-4B"}
 CELL_FIELDS = ("profile", "target", "drafter", "prompts", "rounds", "repeats", "max_new_tokens", "dtype", "seed")
 KEYS = ["shape", "temperature", "budget"]
+METRICS = {"ms": "ms", "reduction": "reduction"}
+NUMBERS = ("ms", "ms_low", "ms_high", "reduction", "reduction_low", "reduction_high", "rounds", "nodes", "internal")
 
 
 def latency_table(outcomes: Sequence[dict]) -> pd.DataFrame:
     """One row per shape, temperature, budget, verifier and suite, `average` included: `ms`, interval, paper's `ms`.
 
     outcomes: what `tevlib.suite.records.outcome` gives for every planned `VerifierCell`. `reduction` is TEV's, in per
-    cent against predraw on the same rounds. `attrs` as in `decode_table`. Raises `ValueError` for no cells and a mix.
+    cent against predraw on the same rounds. `paper_`, `difference_`, `tolerance_`, `verdict_`, `unlike` and `attrs` are
+    as in `decode_table`; intervals are over rounds. Raises `ValueError` for no cells and a mix.
     """
     if not outcomes:
         raise ValueError("table 3 needs at least one cell")
@@ -30,58 +36,125 @@ def latency_table(outcomes: Sequence[dict]) -> pd.DataFrame:
     if frame.duplicated([*KEYS, "verifier", "suite"]).any():
         raise ValueError("table 3 got two cells for the same shape, temperature, budget and suite")
     blocks = []
-    for values, block in frame.groupby([*KEYS, "verifier"], sort=False):
-        blocks += [block, _average(dict(zip([*KEYS, "verifier"], values, strict=True)), block)]
+    for _, block in frame.astype(dict.fromkeys(NUMBERS, float)).groupby([*KEYS, "verifier"], sort=False):
+        blocks += [block, _average(block)]
     frame = pd.concat(blocks, ignore_index=True)
     rows = frame.to_dict("records")
-    for metric in ("ms", "reduction"):
-        frame[metric] = frame[metric].astype(float)
-        frame[f"paper_{metric}"] = pd.Series([paper_latency(row, row["suite"], metric) for row in rows], dtype=float)
+    for metric in METRICS:
+        found = [paper_latency(row, row["suite"], metric) for row in rows]
+        frame[f"paper_{metric}"] = pd.Series(found, dtype=float)
+        frame[f"difference_{metric}"] = frame[metric] - frame[f"paper_{metric}"]
+        frame[f"tolerance_{metric}"] = pd.Series([tolerance("table3", metric, value) for value in found], dtype=float)
+        frame[f"verdict_{metric}"] = [_verdict(row, metric) for row in frame.to_dict("records")]
     frame.attrs |= {"caption": _caption(outcomes), "table": "table3"}
     return frame
 
 
 def latency_layout(table: pd.DataFrame) -> pd.DataFrame:
-    """The printed form: lines paper / ours per shape, temperature, budget and verifier, milliseconds per suite."""
+    """The printed form: lines paper / ours / ours - paper per shape, temperature, budget and verifier, per suite.
+
+    Milliseconds, and TEV's reduction in brackets. Lines, verdicts and notes are as in `tevlib.report.layout.layout`.
+    """
     suites = list(dict.fromkeys(table["suite"]))
     lines = {}
     for (shape, temperature, budget, verifier), block in table.groupby([*KEYS, "verifier"], sort=False):
         rows = block.set_index("suite")
         head = (SHAPE_NAMES[shape], f"{temperature:g}", str(budget), VERIFIER_NAMES[verifier])
-        lines[*head, "paper"] = [_shown(rows.loc[suite], "paper_", DASH) for suite in suites]
-        lines[*head, "ours"] = [_shown(rows.loc[suite], "", rows.loc[suite, "status"]) for suite in suites]
+        verdicts = [row_verdict(list(block["verdict_ms"]))]
+        verdicts.append(row_verdict(list(block["verdict_reduction"])) if verifier == "tev" else DASH)
+        for line, shown in LINES.items():
+            if block["paper_ms"].notna().any() or line == "ours":
+                cells = [shown(rows.loc[suite]) for suite in suites]
+                lines[*head, line] = cells + (verdicts if line == "ours" else ["", ""])
     index = pd.MultiIndex.from_tuples(lines, names=["Rows", "T", "B", "Verifier", ""])
-    return pd.DataFrame(list(lines.values()), index=index, columns=[SUITE_NAMES.get(s, s) for s in suites])
+    columns = [SUITE_NAMES.get(s, s) for s in suites]
+    columns += [f"Verdict {name} {tolerance_text('table3', metric)}" for metric, name in METRICS.items()]
+    printed = pd.DataFrame(list(lines.values()), index=index, columns=columns)
+    printed.attrs["notes"] = legend(list(table["verdict_ms"]), unlike_names(table["unlike"]))
+    return printed
+
+
+def latency_audit(table: pd.DataFrame) -> pd.DataFrame:
+    """What the times stand on, one line per row and suite, as text: 95% intervals over rounds, rounds, tree sizes."""
+    rows = table[table["suite"] != "average"]
+    names = [
+        (SHAPE_NAMES[row.shape], f"{row.temperature:g}", str(row.budget), VERIFIER_NAMES[row.verifier],
+         SUITE_NAMES.get(row.suite, row.suite))
+        for row in rows.itertuples()
+    ]  # fmt: skip
+    shown = {
+        "ms": [number(row.ms, ".3f", row.status) for row in rows.itertuples()],
+        "ms 95%": [_interval(row.ms_low, row.ms_high, ".3f") for row in rows.itertuples()],
+        "reduction %": [number(row.reduction, ".1f", DASH) for row in rows.itertuples()],
+        "reduction 95%": [_interval(row.reduction_low, row.reduction_high, ".1f") for row in rows.itertuples()],
+        "rounds": [number(row.rounds, ".0f", row.status) for row in rows.itertuples()],
+        "nodes": [number(row.nodes, ".1f", row.status) for row in rows.itertuples()],
+        "with children": [number(row.internal, ".1f", row.status) for row in rows.itertuples()],
+    }
+    return pd.DataFrame(shown, index=pd.MultiIndex.from_tuples(names, names=["Rows", "T", "B", "Verifier", "Suite"]))
 
 
 def _row(outcome: dict, verifier: str) -> dict:
-    cell, metrics = outcome["cell"], outcome.get("metrics") if outcome["status"] == "finished" else None
+    cell = outcome["cell"]
     row = {key: cell[key] for key in KEYS} | {"verifier": verifier, "suite": Path(cell["suite"]).stem}
-    row |= {"status": outcome["status"], "hash": outcome.get("hash")}
-    if metrics is None:
-        return row | dict.fromkeys(("ms", "ms_low", "ms_high", "reduction", "rounds", "nodes", "internal"))
+    row |= {"status": outcome["status"], "hash": outcome.get("hash"), "unlike": ""} | dict.fromkeys(NUMBERS)
+    if outcome["status"] != "finished":
+        return row
+    metrics = outcome["metrics"]
     row["ms"] = metrics[f"{verifier}_ms"]
     row["ms_low"], row["ms_high"] = metrics[f"{verifier}_ms_ci95"]
-    row["reduction"] = metrics["reduction"] if verifier == "tev" else None
-    return row | {name: metrics[name] for name in ("rounds", "nodes", "internal")}
+    if verifier == "tev":
+        row["reduction"] = metrics["reduction"]
+        row["reduction_low"], row["reduction_high"] = metrics["reduction_ci95"]
+    row |= {name: metrics[name] for name in ("rounds", "nodes", "internal")}
+    return row | {"unlike": ", ".join(unlike_paper("table3", outcome))}
 
 
-def _average(keys: dict, block: pd.DataFrame) -> pd.DataFrame:
-    """The unweighted mean over the suites; TEV's reduction of it is that of the means."""
-    states = list(block["status"])
-    status = "finished" if set(states) == {"finished"} else "failed" if "failed" in states else "not run"
-    row = keys | {"suite": "average", "status": status, "hash": None}
-    row |= dict.fromkeys(("ms", "ms_low", "ms_high", "reduction", "rounds", "nodes", "internal"))
-    if status == "finished":
-        row |= {name: block[name].astype(float).mean() for name in ("ms", "reduction", "nodes", "internal")}
+def _average(block: pd.DataFrame) -> pd.DataFrame:
+    """The unweighted mean over the suites, of TEV's reductions too, as the paper's averages are."""
+    first = block.iloc[0]
+    row = {name: first[name] for name in block.columns} | {"suite": "average", "status": joint_status(block["status"])}
+    row |= {"hash": None, "unlike": ", ".join(unlike_names(block["unlike"]))} | dict.fromkeys(NUMBERS, np.nan)
+    if row["status"] == "finished":
+        row |= {name: block[name].mean(skipna=False) for name in ("ms", "reduction", "nodes", "internal")}
     return pd.DataFrame([row])
 
 
-def _shown(row: pd.Series, prefix: str, otherwise: str) -> str:
-    if pd.isna(row[f"{prefix}ms"]):
-        return otherwise
-    text, less = f"{row[f'{prefix}ms']:.2f}", row[f"{prefix}reduction"]
+def _verdict(row: dict, metric: str) -> str:
+    return judge(
+        row["status"],
+        row[metric],
+        row[f"paper_{metric}"],
+        row[f"tolerance_{metric}"],
+        judged(metric, unlike_names([row["unlike"]])),
+        (row[f"{metric}_low"], row[f"{metric}_high"]),
+    )
+
+
+def _paper(row: pd.Series) -> str:
+    return _with_reduction(row, "paper_", DASH)
+
+
+def _ours(row: pd.Series) -> str:
+    return _with_reduction(row, "", row["status"])
+
+
+def _with_reduction(row: pd.Series, prefix: str, otherwise: str) -> str:
+    text, less = number(row[f"{prefix}ms"], ".2f", otherwise), row[f"{prefix}reduction"]
     return text if pd.isna(less) else f"{text} ({-less:+.1f}%)"
+
+
+def _difference(row: pd.Series) -> str:
+    verdict = row["verdict_ms"]
+    sign = f" {SYMBOLS[verdict]}" if verdict in (MATCH, OUTSIDE) else ""
+    return number(row["difference_ms"], "+.2f", DASH) + sign
+
+
+LINES = {"paper": _paper, "ours": _ours, "ours - paper": _difference}
+
+
+def _interval(low: float, high: float, form: str) -> str:
+    return f"{low:{form}}..{high:{form}}" if pd.notna(low) else DASH
 
 
 def _caption(outcomes: Sequence[dict]) -> str:

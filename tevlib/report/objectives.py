@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from tevlib.report.files import DASH
+from tevlib.report.names import OBJECTIVE_NAMES
 from tevlib.report.paper import paper_value
-from tevlib.report.tables import OBJECTIVE_NAMES
 
 RESAMPLES = 2000
 METRICS = {"tau": "τ", "ceiling": "1 + C_p", "speedup": "SR"}

@@ -1,6 +1,7 @@
 """The paper's own numbers, from `paper_numbers.yaml`, and which of our rows stands where in its tables."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ MODELS = {  # targets -> Table 1's rows; every other target stands beside the pa
     "google/gemma-4-12b-it": "Gemma-4-12B-IT",
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": "Qwen3-Coder-30B-A3B",
 }
+MAIN_TARGET = "Qwen/Qwen3-4B"
 METHODS = {"ddtree": "DDTree", "opd": "Draft-OPD", "exit": "ExitTrain + TEV"}  # our roles -> rows of Tables 1 and 5
 VERIFIERS = {"predraw": "Predraw", "tev": "TEV"}
 DRAFTERS = {"original": "Original DFlash", "exit": "Exit-trained DFlash"}  # our roles -> Table 4's rows
@@ -61,9 +63,46 @@ def paper_latency(row: Mapping, column: str, metric: str) -> float | None:
     return None
 
 
+def tolerance(table: str, metric: str, value: float | None) -> float | None:
+    """The largest difference from the paper's `value` that is a match, in the metric's unit; None for no value."""
+    if value is None:
+        return None
+    ((kind, size),) = paper_numbers()["tolerances"][table][metric].items()
+    return size * value if kind == "relative" else size
+
+
+def tolerance_text(table: str, metric: str) -> str:
+    """The tolerance of a metric as it is printed: "±5%" of the paper's number, or "±0.15"."""
+    ((kind, size),) = paper_numbers()["tolerances"][table][metric].items()
+    return f"±{size:.0%}" if kind == "relative" else f"±{size:g}"
+
+
+def unlike_paper(table: str, outcome: Mapping) -> list[str]:
+    """What keeps a finished cell from the paper's setting, one name each; [] where its numbers can be judged.
+
+    "CPU" is no GPU at all, "GPU" another one than the paper's, which keeps times from being judged, and nothing else.
+    """
+    settings, cell, device = paper_numbers()["settings"], outcome["cell"], outcome["device"]
+    targets = MODELS if table == "table1" else {MAIN_TARGET}
+    found = [] if cell["target"] in targets else ["target"]
+    found += [name for name, value in settings[table].items() if cell[name] != value]
+    if table != "table3" and outcome["metrics"]["prompts"] != settings["prompts"].get(Path(cell["suite"]).stem):
+        found.append("prompts")
+    if device.get("cuda") is None:
+        found.append("CPU")
+    elif settings["gpu"] not in re.split(r"\W+", device["name"]):
+        found.append("GPU")
+    return found
+
+
+def judged(metric: str, unlike: Sequence[str]) -> bool:
+    """Whether a metric is held against the paper's when `unlike_paper` gives these names: tau is on any GPU."""
+    return not unlike or (metric == "tau" and list(unlike) == ["GPU"])
+
+
 _ROWS = {
     "table1": lambda cell: {
-        "model": MODELS.get(cell["target"], "Qwen3-4B"),
+        "model": MODELS.get(cell["target"], MODELS[MAIN_TARGET]),
         "method": METHODS.get(cell["role"]),
         "temperature": cell["temperature"],
     },

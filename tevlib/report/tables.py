@@ -1,44 +1,27 @@
-"""Records -> the paper's tables of decoding, its numbers beside ours. Reads records only; no model, no torch."""
+"""Records -> the paper's tables of decoding as frames, its numbers beside ours. Reads records only; no model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from tevlib.report.files import DASH
-from tevlib.report.paper import VERIFIERS, paper_value
+from tevlib.report.names import METHOD_NAMES, METRICS, OBJECTIVE_NAMES, VERIFIER_NAMES
+from tevlib.report.paper import judged, paper_value, tolerance, unlike_paper
+from tevlib.report.verdicts import judge
+from tevlib.suite.metrics import RESAMPLES
 
-SUITE_NAMES = {
-    "mt_bench": "MT-Bench",
-    "humaneval": "HumanEval",
-    "gsm8k": "GSM8K",
-    "math500": "MATH-500",
-    "average": "Average",
-}
-METRICS = {"speedup": "SR", "tau": "τ"}
-VERIFIER_NAMES = VERIFIERS | {"sequential_residual": "Sequential residual", "greedy": "Greedy"}
-METHOD_NAMES = {
-    "ddtree": "DDTree",
-    "opd": "Draft-OPD",
-    "exit": "ExitTrain + TEV",
-    "gain": "Gain + TEV (ours, not the paper's)",
-    "dflash_chain": "DFlash, greedy chain (not in the paper's tables)",
-    "sampled_chain": "DFlash, sampled chain (not in the paper's tables)",
-    "autoregressive": "Root alone, no draft (not in the paper's tables)",
-}
-OBJECTIVE_NAMES = {
-    "original": "Original drafter",
-    "finetune": "Finetuned, token loss alone",
-    "prefix": "Prefix weight P(v)",
-    "exit": "Exit weight w(v)",
-    "opd": "Draft-OPD (not in the paper's Table 2)",
-    "gain": "Gain (ours, not the paper's)",
-}
 CELL_FIELDS = (
     "profile", "target", "role", "builder", "verifier", "budget", "temperature", "top_p", "top_k", "max_new_tokens",
     "dtype", "seed",
 )  # fmt: skip
+HOW = ("drafter", "builder", "verifier", "budget")  # of a row; which of them may differ within a table, its keys say
+INTERVALS = ("speedup", "tau", "tau_pooled")  # metrics whose records have a 95% interval over prompts
+MEANS = ("speedup", "speedup_references", "speedup_end_to_end", "tau", "tau_pooled", "ceiling")
+RECORDED = (*MEANS, "audit_z", "tokens_per_s", "ar_tokens_per_s", "prompts", "responses", "rounds")
+ENDS = tuple(f"{name}_{end}" for name in (*INTERVALS, "ceiling") for end in ("low", "high"))
+NUMBERS = (*RECORDED, *ENDS, "oracle_share")
 
 
 @dataclass(frozen=True)
@@ -94,8 +77,11 @@ def decode_table(name: str, outcomes: Sequence[dict]) -> pd.DataFrame:
     """One row per row of table `name` and suite, `average` included: ours, the paper's, their difference, the audit.
 
     outcomes: what `tevlib.suite.records.outcome` gives for every planned cell. `status` is finished, failed or not
-    run; the average (unweighted, as in the paper) is only there when all its suites are. `attrs["caption"]` says what
-    was measured and where, `attrs["table"]` is `name`.
+    run; the average (unweighted, as in the paper) is only there when all its suites are, with intervals as of
+    independent suites. `speedup` and `tau` have `paper_`, `difference_`, `tolerance_` (the largest difference that is a
+    match) and `verdict_` (`tevlib.report.verdicts`) beside them; `unlike` names what keeps a cell from the paper's
+    setting. `audit_z` is empty for the sampled chain, whose verifier also looks at the draft's law.
+    `attrs["caption"]` says what was measured and where, `attrs["table"]` is `name`.
 
     Raises `ValueError` for no cells, and for a mix: cells that differ in more than the table's keys and the suite, or
     records of different schema, machine or target revision.
@@ -109,93 +95,18 @@ def decode_table(name: str, outcomes: Sequence[dict]) -> pd.DataFrame:
     if frame.duplicated([*keys, "suite"]).any():
         raise ValueError(f"table {table.number} got two cells for the same {', '.join(keys)} and suite")
     blocks = []
-    for values, block in frame.groupby(keys, sort=False):
-        blocks += [block, _average(dict(zip(keys, values, strict=True)), block)]
-    frame = pd.concat(blocks, ignore_index=True).astype({name: float for name in _NUMBERS})
-    cells = frame[keys].to_dict("records")
+    for _, block in frame.astype(dict.fromkeys(NUMBERS, float)).groupby(keys, sort=False):
+        blocks += [block, _average(block)]
+    frame = pd.concat(blocks, ignore_index=True)
+    rows = frame.to_dict("records")
     for metric in METRICS:
-        found = [paper_value(name, cell, suite, metric) for cell, suite in zip(cells, frame["suite"], strict=True)]
+        found = [paper_value(name, row, row["suite"], metric) for row in rows]
         frame[f"paper_{metric}"] = pd.Series(found, dtype=float)
         frame[f"difference_{metric}"] = frame[metric] - frame[f"paper_{metric}"]
+        frame[f"tolerance_{metric}"] = pd.Series([tolerance(name, metric, value) for value in found], dtype=float)
+        frame[f"verdict_{metric}"] = [_verdict(row, metric) for row in frame.to_dict("records")]
     frame.attrs |= {"caption": _caption(table, outcomes), "table": name}
     return frame
-
-
-def layout(table: pd.DataFrame) -> pd.DataFrame:
-    """The printed form: lines paper / ours / difference per row of the table, SR and τ per suite, as text."""
-    spec = TABLES[table.attrs["table"]]
-    keys = spec.keys
-    suites = list(dict.fromkeys(table["suite"]))
-    lines = {}
-    for values, block in table.groupby(list(keys), sort=False):
-        rows = block.set_index("suite")
-        names = _names(spec, dict(zip(keys, values, strict=True)), block["drafter"].iloc[0])
-        for line, prefix in (("paper", "paper_"), ("ours", ""), ("ours - paper", "difference_")):
-            lines[*names, line] = [_shown(rows.loc[suite], metric, prefix) for suite in suites for metric in METRICS]
-    columns = pd.MultiIndex.from_product([[SUITE_NAMES.get(s, s) for s in suites], METRICS.values()])
-    index = pd.MultiIndex.from_tuples(lines, names=[*keys.values(), ""])
-    return pd.DataFrame(list(lines.values()), index=index, columns=columns)
-
-
-def audit_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """The audit, one line per row of the table and suite, as text: block lengths against ceilings, intervals, sizes."""
-    spec = TABLES[table.attrs["table"]]
-    keys = spec.keys
-    rows = table[table["suite"] != "average"]
-    names = [
-        _names(spec, cell, drafter)
-        for cell, drafter in zip(rows[list(keys)].to_dict("records"), rows["drafter"], strict=True)
-    ]
-    number = {"SR": "speedup", "τ": "tau", "τ pooled": "tau_pooled", "1 + C_p": "ceiling"}
-    shown = {
-        **{heading: [name[i] for name in names] for i, heading in enumerate(keys.values())},
-        "Suite": rows["suite"].map(lambda suite: SUITE_NAMES.get(suite, suite)),
-        **{title: [_shown(row, name, "") for _, row in rows.iterrows()] for title, name in number.items()},
-        "z": [_number(row.audit_z, "+.2f", row.status) for row in rows.itertuples()],
-        "SR 95%": [_interval(row.speedup_low, row.speedup_high) for row in rows.itertuples()],
-        "τ 95%": [_interval(row.tau_low, row.tau_high) for row in rows.itertuples()],
-        "tokens/s": [_number(row.tokens_per_s, ".1f", row.status) for row in rows.itertuples()],
-        "plain tokens/s": [_number(row.ar_tokens_per_s, ".1f", row.status) for row in rows.itertuples()],
-        "prompts": [_number(row.prompts, ".0f", row.status) for row in rows.itertuples()],
-        "rounds": [_number(row.rounds, ".0f", row.status) for row in rows.itertuples()],
-    }
-    return pd.DataFrame(shown).set_index([*keys.values(), "Suite"])
-
-
-_NUMBERS = (
-    "speedup", "tau", "tau_pooled", "ceiling", "audit_z", "speedup_low", "speedup_high", "tau_low", "tau_high",
-    "tokens_per_s", "ar_tokens_per_s", "prompts", "rounds",
-)  # fmt: skip
-
-
-def _row(table: Table, outcome: dict) -> dict:
-    cell, metrics = outcome["cell"], outcome.get("metrics") if outcome["status"] == "finished" else None
-    row = {key: cell[key] for key in (*table.keys, "drafter")}
-    row |= {"suite": Path(cell["suite"]).stem, "status": outcome["status"], "hash": outcome.get("hash")}
-    if metrics is None:
-        return row | dict.fromkeys(_NUMBERS)
-    for name in ("speedup", "tau"):
-        row[f"{name}_low"], row[f"{name}_high"] = metrics[f"{name}_ci95"] or (None, None)
-    return row | {name: metrics[name] for name in _NUMBERS if name not in row}
-
-
-def _average(keys: dict, block: pd.DataFrame) -> pd.DataFrame:
-    """The unweighted mean over the suites of one row of the table; empty numbers unless all are finished."""
-    states = list(block["status"])
-    status = "finished" if set(states) == {"finished"} else "failed" if "failed" in states else "not run"
-    row = keys | {"drafter": block["drafter"].iloc[0], "suite": "average"}
-    row |= {"status": status, "hash": None} | dict.fromkeys(_NUMBERS)
-    if status == "finished":
-        row |= {name: block[name].mean() for name in ("speedup", "tau", "tau_pooled", "ceiling")}
-    return pd.DataFrame([row])
-
-
-def _refuse_mix(table: Table, outcomes: Sequence[dict]) -> None:
-    refuse_mix(table.number, outcomes)
-    for name in CELL_FIELDS:
-        own = {"role", "builder", "verifier", "budget"} if table.methods else {"role"}
-        if name not in table.keys and name not in own:
-            one_value(table.number, name, [o["cell"][name] for o in outcomes])
 
 
 def refuse_mix(number: str, outcomes: Sequence[dict]) -> None:
@@ -212,6 +123,16 @@ def one_value(number: str, name: str, values: list) -> None:
         raise ValueError(f"table {number} needs one {name} for all its cells, got {', '.join(found)}")
 
 
+def joint_status(states: Sequence[str]) -> str:
+    """The status of an average: finished where all its cells are, else failed where one is, else not run."""
+    return "finished" if set(states) == {"finished"} else "failed" if "failed" in set(states) else "not run"
+
+
+def unlike_names(texts: Iterable[str]) -> list[str]:
+    """The different names in cells of the column `unlike`, in their order."""
+    return list(dict.fromkeys(name for text in texts for name in text.split(", ") if name))
+
+
 def machine_of(outcomes: Sequence[dict]) -> str:
     """What the finished cells ran on, as text."""
     records = [o for o in outcomes if o["status"] == "finished"]
@@ -219,6 +140,69 @@ def machine_of(outcomes: Sequence[dict]) -> str:
         return "nothing run yet"
     device = records[0]["device"]
     return device["name"] + (f", {device['threads']} threads" if device["threads"] else "")
+
+
+def _row(table: Table, outcome: dict) -> dict:
+    cell = outcome["cell"]
+    row = {key: cell[key] for key in (*table.keys, *HOW)} | {"suite": Path(cell["suite"]).stem}
+    row |= {"status": outcome["status"], "hash": outcome.get("hash"), "unlike": ""} | dict.fromkeys(NUMBERS)
+    if outcome["status"] != "finished":
+        return row
+    metrics = outcome["metrics"]
+    row |= {name: metrics[name] for name in RECORDED}
+    row["oracle_share"] = metrics.get("oracle_share")  # earlier records have none
+    for name in INTERVALS:
+        row[f"{name}_low"], row[f"{name}_high"] = metrics[f"{name}_ci95"] or (None, None)
+    row["ceiling_low"], row["ceiling_high"] = _ceiling_interval(outcome["responses"])
+    if cell["builder"] == "sampled_chain":
+        row["audit_z"] = None
+    return row | {"unlike": ", ".join(unlike_paper(table.name, outcome))}
+
+
+def _ceiling_interval(responses: Sequence[dict]) -> tuple[float, float] | tuple[None, None]:
+    """The ends of the 95% interval of the mean 1 + C_p over rounds when prompts are drawn again; None below two."""
+    rows = pd.DataFrame([row for row in responses if row["status"] == "ok"])
+    sums = rows.groupby("id")[["ceilings", "rounds"]].sum().to_numpy(float) if len(rows) else np.empty((0, 2))
+    if len(sums) < 2 or not sums[:, 1].all():
+        return None, None
+    draws = np.random.default_rng(0).integers(len(sums), size=(RESAMPLES, len(sums)))
+    ceilings, rounds = sums[draws].sum(1).T
+    low, high = np.quantile(ceilings / rounds, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _average(block: pd.DataFrame) -> pd.DataFrame:
+    """The unweighted mean over the suites of one row of the table; empty numbers unless all are finished."""
+    first = block.iloc[0]
+    row = {name: first[name] for name in block.columns} | {"suite": "average", "status": joint_status(block["status"])}
+    row |= {"hash": None} | dict.fromkeys(NUMBERS, np.nan)
+    row["unlike"] = ", ".join(unlike_names(block["unlike"]))
+    if row["status"] == "finished":
+        row |= {name: block[name].mean(skipna=False) for name in MEANS}
+        for name, (end, sign) in ((n, e) for n in ("speedup", "tau") for e in (("low", -1), ("high", 1))):
+            deviations = (block[f"{name}_{end}"] - block[name]).to_numpy()
+            row[f"{name}_{end}"] = row[name] + sign * np.sqrt((deviations**2).sum()) / len(block)
+    return pd.DataFrame([row])
+
+
+def _verdict(row: dict, metric: str) -> str:
+    """The verdict on a row's metric, from its columns."""
+    return judge(
+        row["status"],
+        row[metric],
+        row[f"paper_{metric}"],
+        row[f"tolerance_{metric}"],
+        judged(metric, unlike_names([row["unlike"]])),
+        (row[f"{metric}_low"], row[f"{metric}_high"]),
+    )
+
+
+def _refuse_mix(table: Table, outcomes: Sequence[dict]) -> None:
+    refuse_mix(table.number, outcomes)
+    for name in CELL_FIELDS:
+        own = {"role", "builder", "verifier", "budget"} if table.methods else {"role"}
+        if name not in table.keys and name not in own:
+            one_value(table.number, name, [o["cell"][name] for o in outcomes])
 
 
 def _caption(table: Table, outcomes: Sequence[dict]) -> str:
@@ -238,40 +222,3 @@ def _caption(table: Table, outcomes: Sequence[dict]) -> str:
     if cell["profile"] != "paper":
         text += f" The paper's rows are {table.paper_setting}: compare our rows with each other, not with those."
     return text
-
-
-def _names(table: Table, keys: dict, drafter: str) -> list[str]:
-    """How a row of the table is called, one text per key."""
-    shown = {
-        "role": lambda role: table.roles.get(role, f"{role} ({Path(drafter).name})"),
-        "verifier": lambda verifier: VERIFIER_NAMES.get(verifier, verifier),
-        "temperature": lambda temperature: f"{temperature:g}",
-        "target": lambda target: Path(target).name,
-        "budget": str,
-    }
-    return [shown[key](value) for key, value in keys.items()]
-
-
-def _shown(row: pd.Series, metric: str, prefix: str) -> str:
-    if prefix == "paper_":
-        return _number(row[f"paper_{metric}"], ".2f", DASH)
-    if prefix == "difference_":
-        return _number(row[f"difference_{metric}"], "+.2f", DASH)
-    return _number(row[metric], ".2f", row["status"])
-
-
-def _number(value: float, form: str, otherwise: str) -> str:
-    """The number as text; `otherwise` where there is none ("finished" without a number: no round was decoded)."""
-    return format(value, form) if pd.notna(value) else otherwise.replace("finished", "undefined")
-
-
-def _interval(low: float, high: float) -> str:
-    return f"{low:.2f}..{high:.2f}" if pd.notna(low) else DASH
-
-
-def _drafter(role: str, drafter: str) -> str:
-    return f"{role} ({Path(drafter).name})"
-
-
-def _verifier(name: str) -> str:
-    return VERIFIER_NAMES.get(name, name)
