@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tevlib.decoding.attention import NAME
+from tevlib.decoding.prepacked import can_pack, pack
 from tevlib.decoding.target import Target, TargetInfo, refuse_inexact
 from tevlib.sources.assets import cache_dir, gguf_path
 
@@ -72,6 +73,9 @@ def load_target(
         parameters=sum(p.numel() for p in model.parameters()),
         device=device,
     )
+    model = model.eval().requires_grad_(False)
+    if can_pack(model):
+        pack(model)
     target = Target(model, tokenizer, info)
     check_logits(target)
     return target

@@ -27,7 +27,7 @@ class HubFacts:
 
 @dataclass
 class Hub:
-    """The hub as seen from here: `online`, that in words (`state`), the cache's `folder`, whether there is a `token`."""
+    """The hub as seen from here: `online`, in words `state`, the cache's `folder`, whether there is a `token`."""
 
     online: bool
     state: str

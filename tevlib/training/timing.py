@@ -10,6 +10,7 @@ import torch
 
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.packed import KeyStore
+from tevlib.decoding.prepacked import unpacked
 from tevlib.decoding.target import Target
 from tevlib.training.batch import collate, usable
 from tevlib.training.config import TrainConfig
@@ -68,9 +69,9 @@ def rollout_rates(
 
     Same prompts, same number of rows, at most `new_tokens` for every prompt, sampled at temperature 1 in both. With
     `stop` answers end at the target's stop ids, as they do in training, and what is counted is their own tokens;
-    without it all are of one length. `generate` is transformers' as it comes, with its own attention (a target on the
-    CPU carries ours otherwise); it goes through the prompts `rows` at a time, so that a batch lasts as long as its
-    longest answer, while rollouts refill a row that has finished.
+    without it all are of one length. `generate` is transformers' as it comes, with its own attention and linear layers
+    (a target on the CPU carries ours otherwise); it goes through the prompts `rows` at a time, so that a batch lasts as
+    long as its longest answer, while rollouts refill a row that has finished.
     """
     stop_ids = target.stop_ids if stop else frozenset({-1})
 
@@ -105,10 +106,11 @@ def _generate(target: Target, prompts: list[list[int]], new_tokens: int, stop_id
     ours = target.model.config._attn_implementation
     target.model.set_attn_implementation("sdpa")
     try:
-        made = target.model.generate(
-            ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, temperature=1.0, max_new_tokens=new_tokens,
-            pad_token_id=0, **lengths,
-        )  # fmt: skip
+        with unpacked(target.model):
+            made = target.model.generate(
+                ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
+                max_new_tokens=new_tokens, pad_token_id=0, **lengths,
+            )  # fmt: skip
     finally:
         target.model.set_attn_implementation(ours)
     answers = made[:, longest:]
