@@ -16,6 +16,7 @@ from tevlib.suite import batch
 from tevlib.suite.batch import run_cells, run_on_each
 from tevlib.suite.devices import held
 from tevlib.suite.notebook import NotebookFailed
+from tevlib.suite.paths import repository
 from tevlib.suite.records import failed_path, outcome, record_path, write_failure, write_record
 
 RUNNER = """
@@ -223,13 +224,14 @@ def test_a_full_disk_is_a_failed_cell_and_not_half_a_record(tiny_cell, record_of
 def test_a_killed_kernel_is_a_failed_cell_and_the_next_is_run(tiny_cell, home, monkeypatch):
     """kill -9 of a cell's kernel (as the system does when memory is out) is noticed, recorded and reported by exit
     code; the other cells are finished and the failed one is tried again by the next call."""
-    cells = [tiny_cell(seed=seed, max_new_tokens=4) for seed in range(2)]
+    cells = [tiny_cell(max_new_tokens=400), tiny_cell(seed=1, max_new_tokens=4)]
+    answers = home / "runs" / "test" / f"{cells[0].hash12()}.responses.jsonl"
     original = batch.run_notebook
 
     def run(notebook, fields, output, timeout):
         if fields["seed"] == 0 and not marks:
             marks.append(fields)
-            killer = threading.Thread(target=kill_own_kernel)
+            killer = threading.Thread(target=kill_own_kernel, args=[answers])
             killer.start()
             try:
                 return original(notebook, fields, output, timeout=timeout)
@@ -241,20 +243,19 @@ def test_a_killed_kernel_is_a_failed_cell_and_the_next_is_run(tiny_cell, home, m
     monkeypatch.setattr(batch, "run_notebook", run)
     summary = run_cells(cells)
     assert [(cell.seed, "the kernel died" in error) for cell, error in summary.failures] == [(0, True)]
-    assert [outcome(cell)["status"] for cell in cells] == ["failed", "finished"]
+    assert [outcome(cell)["status"] for cell in cells] == ["failed", "finished"] and answers.is_file()
     assert run_cells(cells).ran == 1 and outcome(cells[0])["status"] == "finished"
 
 
-def kill_own_kernel():
-    """Kill -9 the first kernel that this process starts."""
+def kill_own_kernel(answers):
+    """Kill -9 the kernel that this process started, once it decodes: when there is a file for its `answers`."""
 
     def kernels():
         children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
         pids = [pid for file in children for pid in file.read_text().split()]
         return [pid for pid in pids if "ipykernel_launcher" in Path(f"/proc/{pid}/cmdline").read_text()]
 
-    wait_until(kernels)
-    time.sleep(0.5)
+    wait_until(answers.is_file)
     for pid in kernels():
         os.kill(int(pid), signal.SIGKILL)
 
@@ -276,6 +277,18 @@ def test_cells_run_in_the_notebook(tiny_cell, home):
         assert run_cells([cell]).skipped == 1
     finally:
         batch.run_notebook = original
+
+
+@pytest.mark.parametrize("folder", ["notebooks", "elsewhere"])
+def test_cells_run_from_any_folder_into_a_path_with_spaces_and_braces(tiny_cell, tmp_path, monkeypatch, folder):
+    """papermill#268, #316: where we stand decides nothing, and a results folder may be called anything."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(repository() / "notebooks" if folder == "notebooks" else tmp_path / "elsewhere")
+    monkeypatch.setenv("TEVLIB_HOME", str(tmp_path / "my {results} {} of today"))
+    cell = tiny_cell(prompts=1, max_new_tokens=4)
+    assert run_cells([cell]).ran == 1 and outcome(cell)["status"] == "finished"
+    assert list((tmp_path / "my {results} {} of today" / "runs" / "test").glob("*.ipynb"))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_what_tables_share_is_run_once(tiny_cell, home, record_of):
