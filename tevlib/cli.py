@@ -97,6 +97,16 @@ def table(options: argparse.Namespace) -> int:
     return 0
 
 
+def collect(options: argparse.Namespace) -> int:
+    """Write all results of a profile to one table of cells and one of rounds, for other software."""
+    from tevlib.suite.collect import collect as collect_profile
+
+    paths, states = collect_profile(options.profile)
+    print(*paths, sep="\n")
+    print(", ".join(f"{count} {state}" for state, count in states.items()))
+    return 0
+
+
 def notebook(options: argparse.Namespace) -> int:
     """Run one notebook with parameters."""
     import nbformat
@@ -156,6 +166,7 @@ COMMANDS = {
     "doctor": (doctor, "check whether a profile can be run here, and what is missing"),
     "cell": (cell, "run one cell and those decoded beside it: what a cluster's jobs call"),
     "table": (table, "write and print a table from the records that there are"),
+    "collect": (collect, "write all results of a profile to data/collected, as Parquet and CSV"),
     "notebook": (notebook, "run one notebook with parameters"),
     "export": (export, "write a notebook as one offline HTML file with interactive trees"),
     "record": (record, "record rounds of real prompts for the tree explorer"),
@@ -226,7 +237,7 @@ def _parser() -> argparse.ArgumentParser:
         made[name] = names.add_parser(name, help=text, description=function.__doc__)
         made[name].set_defaults(command=function)
     made["fetch"].add_argument("names", nargs="*", help="wheels to bring (default: all)")
-    for name in ("run", "plan", "doctor", "cell", "table"):
+    for name in ("run", "plan", "doctor", "cell", "table", "collect"):
         made[name].add_argument("--profile", default="laptop", help="smoke, laptop, paper, or a YAML file")
     for name in ("run", "plan", "doctor", "cell"):
         tables = made[name].add_argument("--tables", nargs="+", help="which tables (default: all that the profile has)")

@@ -152,11 +152,20 @@ def test_tables_1_and_5_have_methods_as_rows():
         for role, changes in how.items()
         for suite in SUITES
     ]
+    for outcome in outcomes:
+        outcome["target"] = {"revision": f"that of {outcome['cell']['target']}"}
     table = decode_table("table1", outcomes)
     rows = table[table["suite"] == "average"].set_index(["temperature", "target", "role"])["paper_tau"]
     assert rows[1.0, "Qwen/Qwen3-8B", "exit"] == 7.65 and rows[0.0, "data/some-target", "ddtree"] == 7.80
     assert rows[:, :, "dflash_chain"].isna().all() and rows[:, :, "autoregressive"].isna().all()
-    assert ("0", "Qwen3-8B", "ExitTrain + TEV", "ours") in layout(table).index
+    shown = layout(table)
+    assert ("0", "Qwen3-8B", "ExitTrain + TEV", "ours") in shown.index
+    extra = ("1", "Qwen3-8B", "Root alone, no draft (not in the paper's tables)")
+    assert (*extra, "paper") not in shown.index and shown.loc[(*extra, "ours"), "Verdict"].tolist() == [
+        "— not in the paper"
+    ] * 2
+    with pytest.raises(ValueError, match="table 1 needs one target revision"):
+        decode_table("table1", [*outcomes[1:], outcomes[0] | {"target": {"revision": "another"}}])
     del how["autoregressive"]
     budgets = [
         finished(suite, role=role, table="table5", temperature=1.0, **changes | {"budget": budget})

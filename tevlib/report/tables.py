@@ -114,7 +114,9 @@ def refuse_mix(number: str, outcomes: Sequence[dict]) -> None:
     records = [o for o in outcomes if o["status"] == "finished"]
     one_value(number, "schema_version", [r["schema_version"] for r in records])
     one_value(number, "machine", [f"{r['device']['name']}, threads: {r['device']['threads']}" for r in records])
-    one_value(number, "target revision", [r["target"]["revision"] for r in records])
+    for target in dict.fromkeys(r["cell"]["target"] for r in records):
+        revisions = [r["target"]["revision"] for r in records if r["cell"]["target"] == target]
+        one_value(number, "target revision", revisions)
 
 
 def one_value(number: str, name: str, values: list) -> None:

@@ -21,7 +21,7 @@ MEANINGS = {
     MATCH: "our number, or its 95% interval over prompts, lies within the tolerance of the paper's",
     OUTSIDE: "neither our number nor its 95% interval lies within the tolerance of the paper's",
     NOT_RUN: "no record yet",
-    FAILED: "the cell ended in an error; `python -m tevlib cells` lists it",
+    FAILED: "the cell ended in an error; `python -m tevlib plan` lists it",
     DIFFERENT: "not the paper's setting, so not judged",
     NOT_IN_PAPER: "a row of our own",
 }

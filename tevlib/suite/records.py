@@ -54,7 +54,7 @@ def write_record(path: Path, body: dict, rounds: Sequence[dict] = ()) -> None:
         import pyarrow.parquet as pq
 
         table = pa.Table.from_pylist(list(rounds))
-        _write_atomically(rounds_path(path), lambda file: pq.write_table(table, file))
+        write_atomically(rounds_path(path), lambda file: pq.write_table(table, file))
     _write_json(path, record)
     failed_path(path).unlink(missing_ok=True)
 
@@ -120,10 +120,10 @@ def schema_fault(record: object, path: Path) -> str | None:
 
 def _write_json(path: Path, body: dict) -> None:
     data = json.dumps(body, indent=1, allow_nan=False).encode()
-    _write_atomically(path, lambda file: file.write(data))
+    write_atomically(path, lambda file: file.write(data))
 
 
-def _write_atomically(path: Path, write) -> None:
+def write_atomically(path: Path, write) -> None:
     """Call `write(file)` on a temporary file beside `path`, flush it to the disk, then rename it to `path`."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
