@@ -95,6 +95,37 @@ def test_a_job_asks_for_what_its_target_needs():
     assert small.gpus == 0 and small.minutes == 30 and small.memory >= 1e9
 
 
+@pytest.mark.slow
+def test_a_runner_on_each_of_two_gpus(profile, home, tmp_path):
+    """`--devices 0,1` with a driver that lists two cards: two processes share the cells, each is done once, the summary
+    counts them all, and a second call finds nothing to do."""
+    driver = tmp_path / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text("#!/bin/sh\nprintf '0, GPU-aa, fake, 1000\\n1, GPU-bb, fake, 1000\\n'\n")
+    driver.chmod(0o755)
+    command = [sys.executable, "-m", "tevlib", "run", "--profile", profile, "--devices", "0,1"]
+    paths = {"PATH": f"{driver.parent}:{os.environ['PATH']}"}
+    said = [
+        subprocess.run(command, env=environment() | paths, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+        for _ in range(2)
+    ]
+    assert [run.returncode for run in said] == [0, 0], said[0].stdout + said[0].stderr
+    assert "6 cells run, 0 were finished already, 0 failed" in said[0].stdout
+    assert "0 cells run, 6 were finished already, 0 failed" in said[1].stdout
+    held = {path.name.rsplit("-", 2)[-1] for path in (home / "runs" / ".locks").glob("device-*")}
+    assert held == {"aa.lock", "bb.lock"} and len(list((home / "runs" / "tiny").glob("*.ipynb"))) == 3
+
+
+@needs_snakemake
+def test_a_profile_is_given_to_jobs_by_its_full_path(home):
+    """Jobs run in a folder of their own, where a relative path would mean another file: it is refused at once."""
+    home.mkdir(parents=True)
+    run = subprocess.run(
+        snakemake("mine.yaml", "local", "-n"), env=environment(), cwd=home, capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode != 0 and "full path" in run.stdout + run.stderr
+
+
 @needs_snakemake
 def test_jobs_are_the_unfinished_companies(profile, home, record_of):
     """A dry run plans one job for each company with something to do, none for a finished one, and a marker without its

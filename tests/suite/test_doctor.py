@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -80,6 +81,29 @@ def test_a_gpu_is_held_against_the_largest_target(tiny_profile, home, monkeypatc
         monkeypatch.setattr(module, "_torch_has_cuda", lambda: True)
         assert found(examine("paper"), "GPU").ok is ok
         assert found(examine(tiny_profile), "GPU").ok
+
+
+@pytest.mark.parametrize(
+    ("registered", "words"),
+    [
+        (sys.executable, "is the same"),
+        ("python", "is the same"),
+        ("/opt/other/bin/python", "is another one"),
+    ],
+)
+def test_the_kernel_that_jupyter_would_start_is_named(tmp_path, monkeypatch, registered, words):
+    """papermill#251: our runs use this interpreter whatever is registered; that a notebook opened by hand would run
+    under another is said."""
+    manager = {"ensure_native_kernel": False, "kernel_dirs": [str(tmp_path / "kernels")]}
+    from jupyter_client import kernelspec
+
+    original = kernelspec.KernelSpecManager
+    monkeypatch.setattr(kernelspec, "KernelSpecManager", lambda: original(**manager))
+    folder = tmp_path / "kernels" / "python3"
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text(json.dumps({"argv": [registered, "-m", "x"], "display_name": "x"}))
+    check = found(list(module._software()), "kernel")
+    assert check.ok and sys.executable in check.found and words in check.found
 
 
 def test_missing_data_are_named_with_their_size(home, tmp_path, monkeypatch):

@@ -82,7 +82,24 @@ def _software() -> Iterator[Check]:
     remedy = "pip install -c constraints.txt -r requirements.txt" if wrong else ""
     yield Check("packages", not wrong, "; ".join(wrong) or "all of requirements.txt, in their ranges", remedy)
     runs = importlib.util.find_spec("ipykernel") is not None
-    yield Check("kernel", runs, f"this interpreter, {sys.executable}", "" if runs else "pip install ipykernel")
+    state = f"this interpreter, {sys.executable}; {_jupyter_kernel()}"
+    yield Check("kernel", runs, state, "" if runs else "pip install ipykernel")
+
+
+def _jupyter_kernel() -> str:
+    """Whether notebooks opened by hand in Jupyter run under this interpreter too, in words."""
+    try:
+        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+    except ImportError:
+        return "Jupyter is not installed"
+    try:
+        other = KernelSpecManager().get_kernel_spec("python3").argv[0]
+    except NoSuchKernel:
+        return "Jupyter has no kernel called python3"
+    bare = {"python", "python3", f"python3.{sys.version_info.minor}"}  # Jupyter starts its own interpreter for these
+    if other in bare or Path(other) == Path(sys.executable):
+        return "Jupyter's python3 is the same"
+    return f"Jupyter's python3 is another one, {other}"
 
 
 def wrong_packages(requirements: str) -> list[str]:

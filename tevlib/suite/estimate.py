@@ -2,8 +2,8 @@
 
 Answers are counted exactly; what one takes is not known before. From records of the same target and number format on a
 machine of the same name: their seconds per token and their lengths. Otherwise by rule: a pass reads the active weights
-once and has a least time, a speculative answer takes a fixed share of the plain one, and an answer has half of the most
-tokens that it may have. The rule may be wrong by a factor of three either way; whoever prints it says so.
+once and has a least time, a speculative answer takes a fixed share of the plain one, and an answer has 500 tokens, or
+the most that it may have. The rule may be wrong by a factor of three either way; whoever prints it says so.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,6 +18,7 @@ from tevlib.suite.sizes import BYTES, parameters
 
 START_S = 20.0  # kernel, imports, loading
 UNKNOWN_PARAMETERS = 8e9
+ANSWER_TOKENS = 500
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def by_rule(cell: Work, machine: Machine) -> Rate:
     """The rough rule's rate for the cell's target on `machine`."""
     _, active = parameters(cell.target, cell.dtype) or (UNKNOWN_PARAMETERS, UNKNOWN_PARAMETERS)
     plain = max(machine.pass_s, BYTES[cell.dtype] * active / machine.bytes_per_s)
-    return Rate(plain, machine.share * plain, 0.5)
+    return Rate(plain, machine.share * plain, min(1.0, ANSWER_TOKENS / cell.max_new_tokens))
 
 
 def seconds(company: Sequence[Work], rate: Rate) -> float:
