@@ -156,6 +156,37 @@ def test_reopened_trusted_and_untrusted(lab, open_notebook):
     assert page.outside == []
 
 
+def test_reopened_without_its_state(lab, open_notebook):
+    """A copy whose widget state was stripped still shows the picture while it is not trusted, as on a review page."""
+    _, folder = lab
+    bare = json.loads((folder / "ran.ipynb").read_text())
+    assert bare["metadata"].pop("widgets")
+    (folder / "stateless.ipynb").write_text(json.dumps(bare))
+    page = open_notebook("stateless.ipynb")
+    picture = page.locator(".jp-OutputArea-output img")
+    picture.first.wait_for()
+    assert picture.first.evaluate("image => image.naturalWidth") > 300 and page.locator(".tx").count() == 0
+    assert page.outside == []
+
+
+def test_a_prompt_of_ones_own(open_notebook):
+    """The form of the shipped notebook: a prompt is typed, the button decodes it, an explorer opens on its rounds."""
+    page = open_notebook("11_tree_explorer.ipynb")
+    restart_and_run_all(page)
+    button = page.get_by_role("button", name="Decode")
+    button.wait_for()
+    page.get_by_role("textbox", name="prompt").fill("Count from one to five.")
+    page.get_by_role("spinbutton", name="max_new_tokens").fill("8")
+    page.keyboard.press("Tab")
+    shown = page.locator(".tx").count()
+    button.click()
+    wait_for(lambda: page.locator(".tx").count() > shown or page.locator(".jp-OutputArea-output pre").count() > 2)
+    own = page.locator(".tx").last
+    own.locator("[data-node='0']").first.wait_for()
+    assert "your prompt" in own.inner_text()
+    assert page.outside == []
+
+
 def test_a_new_users_path(open_notebook, picture):
     """Run All on the shipped notebook: where most mass leaves, what would have kept it, both tried."""
     page = open_notebook("11_tree_explorer.ipynb")
