@@ -217,3 +217,30 @@ def test_table_2_says_what_became_of_every_row():
     row = ("0", "Original drafter", "GSM8K")
     assert audit_lengths(decode_table("table2", outcomes)).loc[row, "τ 95%"] == "1.00..3.00"
     assert audit_speed(decode_table("table2", outcomes)).loc[row, "SR 95%"] == "1.40..1.60"
+
+
+DECODED = ("table1", "table2", "table4", "table5")
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_a_failed_cell_is_printed_in_every_table(name):
+    """Failed in one suite: the word there, in the average, in the verdicts and through the audit; no cell is a hole."""
+    outcomes = [finished(suite, role="exit", table=name) for suite in SUITES]
+    outcomes[2] = {"status": "failed", "cell": outcomes[2]["cell"], "error": "boom"}
+    table = decode_table(name, outcomes)
+    shown = layout(table)
+    ours = shown.xs("ours", level=-1).iloc[0]
+    assert ours[[("GSM8K", "SR"), ("GSM8K", "τ"), ("Average", "SR"), ("Average", "τ")]].tolist() == ["failed"] * 4
+    assert ours["Verdict"].tolist() == ["! failed"] * 2 and ours["MATH-500", "τ"] == "2.00"
+    assert "! failed: the cell ended in an error" in " ".join(shown.attrs["notes"])
+    for part in (audit_lengths(table), audit_speed(table)):
+        line = part.xs("GSM8K", level="Suite").iloc[0]
+        assert "failed" in set(line) and set(line) <= {"failed", "—"}
+
+
+@pytest.mark.parametrize("name", DECODED)
+@pytest.mark.parametrize("what", ["schema_version", "profile", "machine"])
+def test_every_table_refuses_a_mix(name, what):
+    """Records of another schema, profile or machine are not one table, whatever the table's rows are."""
+    with pytest.raises(ValueError, match=f"table {name[-1]} needs one {what}"):
+        decode_table(name, [finished("gsm8k", table=name), finished("math500", table=name, **MIXES[what])])

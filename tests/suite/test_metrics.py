@@ -169,3 +169,38 @@ def test_oracle_share_is_of_sums_over_the_rounds_that_have_one():
     rows = [row(**known), row(id="p/2", oracle_rounds=1, oracle_coverage=3.0, oracle_reached=3.0), row(id="p/3")]
     assert summarise(rows)["oracle_share"] == pytest.approx(0.8) and summarise(rows)["oracle_rounds"] == 2
     assert summarise([row()])["oracle_share"] is None
+
+
+def test_tokens_behind_a_stop_are_verified_and_not_emitted():
+    """vllm#56101: a round that verifies [a, b, EOS, d, e] and a bonus has block length 6 and emits 3. tau counts the
+    six, as the references do; speed counts what came out."""
+    rows = [row([2, 6], tokens=1 + 2 + 3, emitted=5, ar_tokens=6, ar_s=1.0, spec_s=0.5)]
+    found = summarise(rows)
+    assert found["tau"] == found["tau_pooled"] == 4.0
+    assert found["tokens"] == 6 and found["tokens_per_s"] == pytest.approx(5 / 0.5)
+    assert found["speedup"] == pytest.approx((1.0 / 5) / (0.5 / 5))
+
+
+def test_all_rounds_count_not_the_last():
+    """Exits at depths 5, 0, 0, 1: tau is (6 + 1 + 1 + 2) / 4, neither the last round's 2 nor the longest one's 6."""
+    assert summarise([row([6, 1, 1, 2])])["tau"] == pytest.approx(2.5)
+
+
+def test_the_first_draft_is_on_the_clock():
+    """Both clocks start after the prefill: 0.1 s of a first draft in 0.4 s of decoding make 2.5 of what would be 3.3
+    without it, and 1.5 / 0.9 end to end; both are reported, the references' tokens-per-output ratio beside them."""
+    first_draft, rest = 0.1, 0.3
+    found = summarise([row(ar_tokens=11, ar_s=1.0, tokens=11, spec_s=first_draft + rest, prefill_s=0.5)])
+    assert [found["speedup"], found["speedup_references"]] == pytest.approx([2.5, 2.5])
+    assert found["speedup_end_to_end"] == pytest.approx(1.5 / 0.9)
+
+
+def test_a_mean_of_ratios_is_nowhere():
+    """Plain 20 and 20 ms, tree 4 and 20 ms per token: no metric is the 3.0 that favours the lucky answer."""
+    rows = [
+        row(ar_tokens=2, ar_s=0.020, ar_prefill_s=0.0, tokens=2, spec_s=0.004, prefill_s=0.0),
+        row(ar_tokens=2, ar_s=0.020, ar_prefill_s=0.0, tokens=2, spec_s=0.020, prefill_s=0.0, id="p/2"),
+    ]
+    found = summarise(rows)
+    for name in ("speedup", "speedup_references", "speedup_end_to_end"):
+        assert found[name] == pytest.approx(40 / 24), name
