@@ -297,8 +297,8 @@ function render({ model, el }) {
   }
 
   function zoomBy(factor) {
-    s.zoom = Math.max(0.2, Math.min(3, (s.zoom ?? s.lastZoom ?? 1) * factor));
-    update();
+    s.zoom = s.lastZoom = Math.max(0.2, Math.min(3, (s.zoom ?? s.lastZoom ?? 1) * factor));
+    for (const svg of panes.querySelectorAll(".tx-scroll > svg")) resize(svg, s.zoom); // the drawing stays as it is
   }
 
   function mark(scroll, v) {

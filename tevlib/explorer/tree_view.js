@@ -106,8 +106,12 @@ function drawTree(scene, view, options) {
         g("text", { x: left + 7, y: top + 9, dy: "0.35em" }, text)),
     );
   }
-  return g("svg", {
-    viewBox: `0 0 ${width} ${height}`, width: Math.round(width * options.zoom), height: Math.round(height * options.zoom),
-    role: "presentation",
-  }, edges, boxes, chips);
+  return resize(g("svg", { viewBox: `0 0 ${width} ${height}`, role: "presentation" }, edges, boxes, chips), options.zoom);
+}
+
+function resize(svg, zoom) {
+  const [width, height] = svg.getAttribute("viewBox").split(" ").slice(2);
+  svg.setAttribute("width", Math.round(width * zoom));
+  svg.setAttribute("height", Math.round(height * zoom));
+  return svg;
 }
