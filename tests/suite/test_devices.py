@@ -83,7 +83,9 @@ def test_every_runner_gets_a_device_of_its_own(home, monkeypatch):
 
 
 def test_processes_see_their_device_alone(monkeypatch):
-    """Inside, CUDA_VISIBLE_DEVICES is the device; afterwards it is what it was; the CPU changes nothing."""
+    """Inside, CUDA_VISIBLE_DEVICES is the device, by the driver's numbers and not by speed as CUDA counts otherwise;
+    afterwards all is what it was; the CPU changes nothing."""
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with only("1"):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
@@ -92,8 +94,8 @@ def test_processes_see_their_device_alone(monkeypatch):
     with only("cpu"):
         assert "CUDA_VISIBLE_DEVICES" not in os.environ
     with only("0"):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
-    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0" and os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ and "CUDA_DEVICE_ORDER" not in os.environ
 
 
 @pytest.mark.parametrize(

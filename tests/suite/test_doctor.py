@@ -6,8 +6,10 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tevlib import cli
 from tevlib.sources import assets
@@ -46,6 +48,19 @@ def test_what_can_be_run_is_exit_code_0(tiny_profile, home, capsys):
     assert cli.main(["doctor", "--profile", tiny_profile]) == 0
     said = capsys.readouterr().out
     assert "possible here" in said.splitlines()[-1] and "MISSING" not in said and not home.exists()
+
+
+def test_a_target_file_with_spaces_in_its_path_is_no_hub_id(tiny_profile, tmp_path, home):
+    """A GGUF file anywhere is looked for on the disk and not asked of the hub; one that is gone is missing."""
+    path = tmp_path / "mine.yaml"
+    target = tmp_path / "my models" / "a model.gguf"
+    written = yaml.safe_load(Path(tiny_profile).read_text())
+    written["defaults"]["target"] = str(target)
+    path.write_text(yaml.safe_dump(written))
+    assert not found(examine(str(path)), f"target {target}").ok
+    target.parent.mkdir()
+    target.write_bytes(b"GGUF")
+    assert found(examine(str(path)), f"target {target}").ok
 
 
 def test_the_paper_without_gpu_and_hub_is_exit_code_3(home, capsys, monkeypatch):

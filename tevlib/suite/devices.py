@@ -68,17 +68,18 @@ def lock_name(device: str, found: Sequence[Gpu]) -> str:
 
 @contextlib.contextmanager
 def only(device: str) -> Iterator[None]:
-    """Processes started inside see `device` alone; the CPU leaves the environment as it is, so do MIG slices' names."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if device != CPU:
-        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    """Processes started inside see `device` alone, by the driver's numbering; for the CPU nothing is changed."""
+    wanted = {} if device == CPU else {"CUDA_VISIBLE_DEVICES": device, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        if device != CPU and before is None:
-            del os.environ["CUDA_VISIBLE_DEVICES"]
-        elif device != CPU:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -188,7 +188,7 @@ def _uses_suites(cells: Sequence[Work]) -> bool:
 
 
 def _target(name: str, hub: Hub) -> Iterator[Check]:
-    if is_hub_id(name) and name != OFFLINE_TARGET:
+    if is_hub_id(name):
         yield _hub_model("target", name, hub)
     elif name != OFFLINE_TARGET:
         there = from_repository(name).exists()

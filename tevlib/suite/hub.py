@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tevlib.suite.cells import is_hub_id
 from tevlib.suite.paths import from_repository
-from tevlib.suite.sizes import OFFLINE_TARGET, download_bytes
+from tevlib.suite.sizes import download_bytes
 
 PATIENCE_S = 3.0
 GATED = ("meta-llama", "google")  # owners whose models ask for a licence, where the hub cannot be asked
@@ -67,7 +68,7 @@ class Hub:
     def _snapshot(self, name: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
-        if name == OFFLINE_TARGET or "/" not in name or name.count("/") > 1:
+        if not is_hub_id(name):
             return None
         found = try_to_load_from_cache(name, "config.json", cache_dir=self.folder)
         return Path(found).parent if isinstance(found, str) else None
