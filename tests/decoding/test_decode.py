@@ -306,6 +306,8 @@ BAD = [
     ({"verifier": "greedy", "temperature": 1.0, "builder": "sampled_chain"}, "greedy verifier is exact"),
     ({"input_ids": []}, "non-empty"),
     ({"input_ids": [5, 500]}, "token ids must be in"),
+    ({"input_ids": [4.0, 6.5]}, "input_ids must be whole numbers, got torch.float32"),
+    ({"stop": ["</s>"]}, "stop takes token ids, got '</s>'"),
     ({"input_ids": [5] * 513}, "513 tokens, the target's context holds 512"),
 ]
 

@@ -296,7 +296,10 @@ def _begin(
     check_temperature(temperature)
     check_count(top_k, "top_k")
     filter_logits(torch.zeros(1), temperature, top_p, top_k)
-    ids = torch.as_tensor(input_ids, dtype=torch.long, device=target.device)
+    ids = torch.as_tensor(input_ids, device=target.device)
+    if len(ids) and (ids.is_floating_point() or ids.dtype == torch.bool):
+        raise ValueError(f"input_ids must be whole numbers, got {ids.dtype}")
+    ids = ids.long()
     if ids.ndim != 1 or len(ids) == 0:
         raise ValueError(f"input_ids must be a non-empty list of token ids, got shape {tuple(ids.shape)}")
     if bool((ids < 0).any() | (ids >= target.vocab_size).any()):
@@ -304,9 +307,13 @@ def _begin(
     if len(ids) > target.context_limit:
         raise ValueError(f"the prompt has {len(ids)} tokens, the target's context holds {target.context_limit}")
     check_count(max_new_tokens, "max_new_tokens")
+    stop = target.stop_ids if stop is None else frozenset(stop)
+    for token in stop:
+        if not isinstance(token, int):
+            raise ValueError(f"stop takes token ids, got {token!r}: a text's are tokenizer.encode(text)")
     room = target.context_limit - len(ids)
     limit, reason = (room, "context") if room < max_new_tokens else (max_new_tokens, "length")
-    return ids, Output(limit, reason, target.stop_ids if stop is None else frozenset(stop), on_tokens)
+    return ids, Output(limit, reason, stop, on_tokens)
 
 
 def _generator(target: Target, seed: int | None) -> torch.Generator:
