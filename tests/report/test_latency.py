@@ -32,7 +32,7 @@ def outcome_of(suite, status="finished", record=None, ms=(3.0, 2.0, 1.0), **chan
 
 def as_paper(suite, **changed):
     """A cell in the paper's setting, on its GPU."""
-    device = {"name": "NVIDIA H20", "threads": None, "cuda": "12.8"}
+    device = {"name": "NVIDIA H20", "threads": None, "memory": 96 * 2**30}
     return outcome_of(suite, record={"device": device}, target="Qwen/Qwen3-4B", dtype="bfloat16", **changed)
 
 

@@ -52,6 +52,10 @@ def test_paper_ours_difference_and_average():
     assert frame.loc["gsm8k", ["speedup", "paper_speedup"]].tolist() == [3.0, 5.51]
     assert frame.loc["gsm8k", "difference_tau"] == pytest.approx(4.0 - 7.88)
     assert frame.loc["average", ["speedup", "tau", "paper_speedup", "paper_tau"]].tolist() == [2.5, 3.5, 4.97, 7.09]
+    equal = all_finished()
+    equal[0]["metrics"]["tau"] = 5.0699999
+    line = ("original (base)", "TEV", "ours - paper")
+    assert layout(table4(equal)).loc[line, ("MT-Bench", "τ")] == "+0.00", "and not -0.00"
     shown = layout(table4(all_finished())).loc["original (base)", "TEV"]
     assert list(shown.index) == ["paper", "ours", "ours - paper"]
     assert shown["GSM8K"].to_numpy().tolist() == [["5.51", "7.88"], ["3.00", "4.00"], ["-2.51", "-3.88"]]

@@ -13,7 +13,7 @@ from tevlib.report.tables import decode_table
 from tevlib.report.verdicts import SYMBOLS, judge, row_verdict
 
 PROMPTS = {"mt_bench": 80, "humaneval": 164, "gsm8k": 128, "math500": 128}
-H20 = {"name": "NVIDIA H20-96G", "threads": None, "cuda": "12.8"}
+H20 = {"name": "NVIDIA H20-96G", "threads": None, "memory": 96 * 2**30}
 PAPER = {"profile": "paper", "target": "Qwen/Qwen3-4B", "budget": 64, "max_new_tokens": 2048}
 
 

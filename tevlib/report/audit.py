@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from tevlib.report.files import DASH
-from tevlib.report.layout import DAGGER, MARKED, is_marked, number, row_names
+from tevlib.report.files import DAGGER, DASH
+from tevlib.report.layout import MARKED, is_marked, number, row_names
 from tevlib.report.names import SUITE_NAMES
 from tevlib.report.tables import TABLES
 

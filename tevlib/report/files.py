@@ -13,6 +13,7 @@ from pandas.io.formats.style import Styler
 from tevlib.report.verdicts import DIFFERENT, FAILED, MATCH, NOT_IN_PAPER, NOT_RUN, OUTSIDE, SYMBOLS
 
 DASH = "—"
+DAGGER = "†"
 COLOURS = {  # beside the symbols, never instead of them; told apart by the colour-blind too, 4.5:1 on white
     MATCH: "color: #00704f; font-weight: bold",
     OUTSIDE: "color: #b34700; font-weight: bold",
@@ -20,6 +21,14 @@ COLOURS = {  # beside the symbols, never instead of them; told apart by the colo
     FAILED: "color: #9c2f6f; font-weight: bold",
     DIFFERENT: "color: #00568a",
     NOT_IN_PAPER: "color: #5f5f5f",
+}
+SHEET = {  # selectors -> CSS
+    "": "border-collapse: collapse",
+    "th, td": "padding: 2px 8px; text-align: right; white-space: nowrap",
+    "tbody th": "text-align: left; vertical-align: top; font-weight: normal",
+    "thead th": "text-align: center",
+    "tbody tr:has(th + th) > *": "border-top: 1px solid #c8c8c8",
+    "caption": "caption-side: bottom; text-align: left; padding-top: 6px",
 }
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -62,9 +71,9 @@ def markdown(part: pd.DataFrame) -> str:
 def styled(part: pd.DataFrame) -> Styler:
     """The printed form as a notebook or a page shows it: verdicts in colour, notes below."""
     style = part.style.map(_colour).format(escape="html").format_index(escape="html", axis=0)
+    style = style.set_table_styles([{"selector": selector, "props": props} for selector, props in SHEET.items()])
     if notes := notes_of(part):
-        below = {"selector": "caption", "props": "caption-side: bottom; text-align: left"}
-        style = style.set_caption("<br>".join(map(html.escape, notes))).set_table_styles([below])
+        style = style.set_caption("<br>".join(map(html.escape, notes)))
     return style
 
 
@@ -84,7 +93,10 @@ def _page(name: str, titled: Mapping[str, pd.DataFrame]) -> str:
 
 
 def _colour(text: str) -> str:
-    """The style of a cell: that of the verdict whose symbol it starts or ends with, or of a cell without a number."""
+    """The style of a cell: that of the verdict whose symbol it starts or ends with, or of a cell without a number; a
+    mark's is that of what does not fit."""
+    if text.endswith(DAGGER):
+        return COLOURS[OUTSIDE]
     word = next((word for word, sign in SYMBOLS.items() if sign in (text[:1], text[-1:])), None)
     return COLOURS.get(text if text in (FAILED, NOT_RUN) else word, "")
 

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 
 from tevlib.report.files import DASH
-from tevlib.report.layout import number
+from tevlib.report.layout import difference, number
 from tevlib.report.names import SHAPE_NAMES, SUITE_NAMES, VERIFIER_NAMES
 from tevlib.report.paper import judged, paper_latency, tolerance, tolerance_text, unlike_paper
 from tevlib.report.tables import joint_status, machine_of, one_value, refuse_mix, unlike_names
-from tevlib.report.verdicts import MATCH, OUTSIDE, SYMBOLS, judge, legend, row_verdict
+from tevlib.report.verdicts import judge, legend, row_verdict
 
 TIMED = ("predraw", "sequential_residual", "tev")
 CELL_FIELDS = ("profile", "target", "drafter", "prompts", "rounds", "repeats", "max_new_tokens", "dtype", "seed")
@@ -144,13 +144,7 @@ def _with_reduction(row: pd.Series, prefix: str, otherwise: str) -> str:
     return text if pd.isna(less) else f"{text} ({-less:+.1f}%)"
 
 
-def _difference(row: pd.Series) -> str:
-    verdict = row["verdict_ms"]
-    sign = f" {SYMBOLS[verdict]}" if verdict in (MATCH, OUTSIDE) else ""
-    return number(row["difference_ms"], "+.2f", DASH) + sign
-
-
-LINES = {"paper": _paper, "ours": _ours, "ours - paper": _difference}
+LINES = {"paper": _paper, "ours": _ours, "ours - paper": lambda row: difference(row, "ms")}
 
 
 def _interval(low: float, high: float, form: str) -> str:

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from tevlib.report.files import DASH
+from tevlib.report.files import DAGGER, DASH
 from tevlib.report.names import METRICS, SUITE_NAMES, VERIFIER_NAMES
 from tevlib.report.paper import tolerance_text
 from tevlib.report.tables import TABLES, Table, unlike_names
 from tevlib.report.verdicts import MATCH, OUTSIDE, SYMBOLS, legend, row_verdict
 
 MARKED = 4.0  # |z| above which a block length is marked: once in 16,000 cells by chance
-DAGGER = "†"
 
 
 def layout(table: pd.DataFrame) -> pd.DataFrame:
@@ -58,6 +57,13 @@ def number(value: float, form: str, otherwise: str) -> str:
     return format(value, form) if pd.notna(value) else otherwise.replace("finished", "undefined")
 
 
+def difference(row: pd.Series, metric: str) -> str:
+    """Ours minus the paper's as text, never "-0.00", with the sign of its verdict where it was judged."""
+    verdict = row[f"verdict_{metric}"]
+    sign = f" {SYMBOLS[verdict]}" if verdict in (MATCH, OUTSIDE) else ""
+    return number(round(row[f"difference_{metric}"], 2) + 0.0, "+.2f", DASH) + sign
+
+
 def is_marked(audit_z: float) -> bool:
     """Whether a block length is so far from its own ceiling that it must be looked at."""
     return abs(audit_z) > MARKED  # False for NaN
@@ -72,13 +78,7 @@ def _ours(row: pd.Series, metric: str) -> str:
     return number(row[metric], ".2f", row["status"]) + mark
 
 
-def _difference(row: pd.Series, metric: str) -> str:
-    verdict = row[f"verdict_{metric}"]
-    sign = f" {SYMBOLS[verdict]}" if verdict in (MATCH, OUTSIDE) else ""
-    return number(row[f"difference_{metric}"], "+.2f", DASH) + sign
-
-
-LINES = {"paper": _paper, "ours": _ours, "ours - paper": _difference}
+LINES = {"paper": _paper, "ours": _ours, "ours - paper": difference}
 
 
 def _notes(table: pd.DataFrame) -> list[str]:

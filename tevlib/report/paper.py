@@ -88,7 +88,7 @@ def unlike_paper(table: str, outcome: Mapping) -> list[str]:
     found += [name for name, value in settings[table].items() if cell[name] != value]
     if table != "table3" and outcome["metrics"]["prompts"] != settings["prompts"].get(Path(cell["suite"]).stem):
         found.append("prompts")
-    if device.get("cuda") is None:
+    if device.get("memory") is None:  # a GPU's is known
         found.append("CPU")
     elif settings["gpu"] not in re.split(r"\W+", device["name"]):
         found.append("GPU")
