@@ -87,7 +87,7 @@ def test_verifier_cell(tiny, home):
         "dtype": "float32", "budget": 5, "rounds": 3, "repeats": 1, "max_new_tokens": 8,
     }  # fmt: skip
     shown = outputs(run_notebook("22_verifier_cell", parameters, timeout=120))
-    assert "TEV against predraw" in shown and "<picture>" in shown
+    assert "less than predraw" in shown and "<picture>" in shown
     assert len(list((home / "data" / "results").glob("*.json"))) == 1
 
 
