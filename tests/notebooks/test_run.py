@@ -103,7 +103,7 @@ def test_table3(home, tiny, tmp_path):
         """
     )
     shown = outputs(run_notebook("33_table3_latency", {"profile": str(path)}, timeout=120))
-    assert "1.19 (-17.3%)" in shown and "not run" in shown
+    assert "1.193 (-17.3%)" in shown and "not run" in shown
     assert (home / "data" / "tables" / "table3.csv").is_file()
 
 

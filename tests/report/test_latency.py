@@ -41,9 +41,9 @@ def test_table_3_puts_the_paper_beside_ours():
     stands alone; nothing off its hardware is judged."""
     table = latency_table([outcome_of(suite) for suite in SUITES])
     shown = latency_layout(table)
-    assert shown.loc[(*TEV, "paper"), "HumanEval"] == "1.27 (-14.7%)"
-    assert shown.loc[(*TEV, "ours"), "Average"] == "1.00 (-66.7%)"
-    assert shown.loc[(*TEV, "ours - paper"), "GSM8K"] == "-0.19"
+    assert shown.loc[(*TEV, "paper"), "HumanEval"] == "1.268 (-14.7%)"
+    assert shown.loc[(*TEV, "ours"), "Average"] == "1.000 (-66.7%)"
+    assert shown.loc[(*TEV, "ours - paper"), "GSM8K"] == "-0.193"
     assert (*TEV[:3], "Sequential residual", "paper") not in shown.index
     assert shown.loc[(*TEV, "ours"), "Verdict ms ±10%"] == "≠ different hardware"
     assert shown.loc[(*TEV[:3], "Sequential residual", "ours"), "Verdict ms ±10%"] == "— not in the paper"
@@ -61,7 +61,7 @@ def test_milliseconds_and_reductions_are_judged_on_the_papers_gpu():
     assert rows.loc[("tev", "math500"), "verdict_reduction"] == "outside", "9.7% against 15.5%"
     shown = latency_layout(latency_table(outcomes))
     assert shown.loc[(*TEV, "ours"), "Verdict ms ±10%"] == "✓ match"
-    assert shown.loc[(*TEV, "ours - paper"), "GSM8K"] == "+0.12 ✓"
+    assert shown.loc[(*TEV, "ours - paper"), "GSM8K"] == "+0.117 ✓"
     widened = latency_table([as_paper(suite, shape="qwen3_4b") for suite in SUITES])
     assert set(widened[widened["verifier"] == "tev"]["verdict_ms"]) == {"different hardware"}
 
@@ -76,7 +76,7 @@ def test_table_3_says_what_became_of_every_row():
         assert shown.loc[line, ["GSM8K", "Average", "Verdict ms ±10%"]].tolist() == ["failed", "failed", "! failed"]
         assert shown.loc[line, "MATH-500"] != "failed"
         assert shown.loc[("this target", "0.6", "128", verifier, "ours"), "Average"] == "not run"
-    assert shown.loc[(*TEV, "paper"), "GSM8K"] == "1.19 (-17.3%)"
+    assert shown.loc[(*TEV, "paper"), "GSM8K"] == "1.193 (-17.3%)"
     assert shown.loc[(*TEV, "ours - paper"), "GSM8K"] == "—"
     audit = latency_audit(latency_table(outcomes))
     assert audit.loc[(*TEV, "GSM8K"), "ms"] == "failed" and audit.loc[(*TEV, "MT-Bench"), "ms 95%"] == "0.990..1.010"

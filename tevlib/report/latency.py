@@ -140,11 +140,11 @@ def _ours(row: pd.Series) -> str:
 
 
 def _with_reduction(row: pd.Series, prefix: str, otherwise: str) -> str:
-    text, less = number(row[f"{prefix}ms"], ".2f", otherwise), row[f"{prefix}reduction"]
+    text, less = number(row[f"{prefix}ms"], ".3f", otherwise), row[f"{prefix}reduction"]
     return text if pd.isna(less) else f"{text} ({-less:+.1f}%)"
 
 
-LINES = {"paper": _paper, "ours": _ours, "ours - paper": lambda row: difference(row, "ms")}
+LINES = {"paper": _paper, "ours": _ours, "ours - paper": lambda row: difference(row, "ms", digits=3)}
 
 
 def _interval(low: float, high: float, form: str) -> str:

@@ -57,11 +57,11 @@ def number(value: float, form: str, otherwise: str) -> str:
     return format(value, form) if pd.notna(value) else otherwise.replace("finished", "undefined")
 
 
-def difference(row: pd.Series, metric: str) -> str:
+def difference(row: pd.Series, metric: str, digits: int = 2) -> str:
     """Ours minus the paper's as text, never "-0.00", with the sign of its verdict where it was judged."""
     verdict = row[f"verdict_{metric}"]
     sign = f" {SYMBOLS[verdict]}" if verdict in (MATCH, OUTSIDE) else ""
-    return number(round(row[f"difference_{metric}"], 2) + 0.0, "+.2f", DASH) + sign
+    return number(round(row[f"difference_{metric}"], digits) + 0.0, f"+.{digits}f", DASH) + sign
 
 
 def is_marked(audit_z: float) -> bool:
