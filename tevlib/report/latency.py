@@ -9,9 +9,9 @@ import pandas as pd
 from tevlib.report.files import DASH
 from tevlib.report.layout import difference, number
 from tevlib.report.names import SHAPE_NAMES, SUITE_NAMES, VERIFIER_NAMES
-from tevlib.report.paper import judged, paper_latency, tolerance, tolerance_text, unlike_paper
-from tevlib.report.tables import joint_status, machine_of, one_value, refuse_mix, unlike_names
-from tevlib.report.verdicts import judge, legend, row_verdict
+from tevlib.report.paper import paper_latency, tolerance_text, unlike_paper
+from tevlib.report.tables import joint_status, machine_of, one_value, put_beside, refuse_mix, unlike_names
+from tevlib.report.verdicts import legend, row_verdict
 
 TIMED = ("predraw", "sequential_residual", "tev")
 CELL_FIELDS = ("profile", "target", "drafter", "prompts", "rounds", "repeats", "max_new_tokens", "dtype", "seed")
@@ -39,13 +39,9 @@ def latency_table(outcomes: Sequence[dict]) -> pd.DataFrame:
     for _, block in frame.astype(dict.fromkeys(NUMBERS, float)).groupby([*KEYS, "verifier"], sort=False):
         blocks += [block, _average(block)]
     frame = pd.concat(blocks, ignore_index=True)
-    rows = frame.to_dict("records")
     for metric in METRICS:
-        found = [paper_latency(row, row["suite"], metric) for row in rows]
-        frame[f"paper_{metric}"] = pd.Series(found, dtype=float)
-        frame[f"difference_{metric}"] = frame[metric] - frame[f"paper_{metric}"]
-        frame[f"tolerance_{metric}"] = pd.Series([tolerance("table3", metric, value) for value in found], dtype=float)
-        frame[f"verdict_{metric}"] = [_verdict(row, metric) for row in frame.to_dict("records")]
+        lines = frame.to_dict("records")
+        put_beside(frame, "table3", metric, [paper_latency(line, line["suite"], metric) for line in lines])
     frame.attrs |= {"caption": _caption(outcomes), "table": "table3"}
     return frame
 
@@ -118,17 +114,6 @@ def _average(block: pd.DataFrame) -> pd.DataFrame:
     if row["status"] == "finished":
         row |= {name: block[name].mean(skipna=False) for name in ("ms", "reduction", "nodes", "internal")}
     return pd.DataFrame([row])
-
-
-def _verdict(row: dict, metric: str) -> str:
-    return judge(
-        row["status"],
-        row[metric],
-        row[f"paper_{metric}"],
-        row[f"tolerance_{metric}"],
-        judged(metric, unlike_names([row["unlike"]])),
-        (row[f"{metric}_low"], row[f"{metric}_high"]),
-    )
 
 
 def _paper(row: pd.Series) -> str:

@@ -98,15 +98,29 @@ def decode_table(name: str, outcomes: Sequence[dict]) -> pd.DataFrame:
     for _, block in frame.astype(dict.fromkeys(NUMBERS, float)).groupby(keys, sort=False):
         blocks += [block, _average(block)]
     frame = pd.concat(blocks, ignore_index=True)
-    rows = frame.to_dict("records")
     for metric in METRICS:
-        found = [paper_value(name, row, row["suite"], metric) for row in rows]
-        frame[f"paper_{metric}"] = pd.Series(found, dtype=float)
-        frame[f"difference_{metric}"] = frame[metric] - frame[f"paper_{metric}"]
-        frame[f"tolerance_{metric}"] = pd.Series([tolerance(name, metric, value) for value in found], dtype=float)
-        frame[f"verdict_{metric}"] = [_verdict(row, metric) for row in frame.to_dict("records")]
+        lines = frame.to_dict("records")
+        put_beside(frame, name, metric, [paper_value(name, line, line["suite"], metric) for line in lines])
     frame.attrs |= {"caption": _caption(table, outcomes), "table": name}
     return frame
+
+
+def put_beside(frame: pd.DataFrame, name: str, metric: str, paper: Sequence[float | None]) -> None:
+    """Add the `paper`'s values of a metric to the frame of table `name`, with difference, tolerance and verdict."""
+    frame[f"paper_{metric}"] = pd.Series(paper, dtype=float)
+    frame[f"difference_{metric}"] = frame[metric] - frame[f"paper_{metric}"]
+    frame[f"tolerance_{metric}"] = pd.Series([tolerance(name, metric, value) for value in paper], dtype=float)
+    frame[f"verdict_{metric}"] = [
+        judge(
+            row["status"],
+            row[metric],
+            row[f"paper_{metric}"],
+            row[f"tolerance_{metric}"],
+            judged(metric, unlike_names([row["unlike"]])),
+            (row[f"{metric}_low"], row[f"{metric}_high"]),
+        )
+        for row in frame.to_dict("records")
+    ]
 
 
 def refuse_mix(number: str, outcomes: Sequence[dict]) -> None:
@@ -185,18 +199,6 @@ def _average(block: pd.DataFrame) -> pd.DataFrame:
             deviations = (block[f"{name}_{end}"] - block[name]).to_numpy()
             row[f"{name}_{end}"] = row[name] + sign * np.sqrt((deviations**2).sum()) / len(block)
     return pd.DataFrame([row])
-
-
-def _verdict(row: dict, metric: str) -> str:
-    """The verdict on a row's metric, from its columns."""
-    return judge(
-        row["status"],
-        row[metric],
-        row[f"paper_{metric}"],
-        row[f"tolerance_{metric}"],
-        judged(metric, unlike_names([row["unlike"]])),
-        (row[f"{metric}_low"], row[f"{metric}_high"]),
-    )
 
 
 def _refuse_mix(table: Table, outcomes: Sequence[dict]) -> None:
