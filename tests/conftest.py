@@ -94,3 +94,27 @@ def record_of():
     from tests.synthetic import synthetic_record
 
     return synthetic_record
+
+
+@pytest.fixture(scope="session")
+def reported(tiny, tmp_path_factory):
+    """A results folder with a finished profile of all five tables on the tiny models, and the path of that profile.
+
+    Real records of real decoding; the suite's file name is hostile to HTML.
+    """
+    from tests.tiny_profile import write_tiny_profile
+    from tevlib.suite.batch import run_cells
+    from tevlib.suite.cells import LATENCY_TABLE, load_profile
+    from tevlib.suite.decode_cell import run_decode_cells
+    from tevlib.suite.verifier_cell import run_verifier_cells
+
+    home = tmp_path_factory.mktemp("reported")
+    profile = write_tiny_profile(home, tiny)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEVLIB_HOME", str(home))
+        doers = {True: run_verifier_cells, False: run_decode_cells}
+        done = run_cells(
+            load_profile(str(profile)), run=lambda cells, output: doers[cells[0].table == LATENCY_TABLE](cells)
+        )
+    assert not done.failures, done.failures
+    return home, str(profile)

@@ -47,7 +47,7 @@ def fetch(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run every unfinished cell of a profile, then write and print its tables."""
+    """Run every unfinished cell of a profile, then write its tables, figures and report, and print the tables."""
     from tevlib.suite.batch import CELL_TIMEOUT_S, run_cells, run_on_each
     from tevlib.suite.devices import devices
 
@@ -58,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     several = options.devices is not None or "CUDA_VISIBLE_DEVICES" in os.environ
     summary = run_on_each(todo, found, **how) if several else run_cells(todo, devices=found, **how)
     _write_tables(options)
+    _write_report(options.profile)
     return _said(summary, options)
 
 
@@ -94,6 +95,12 @@ def table(options: argparse.Namespace) -> int:
     """Write and print a table from the records that there are."""
     options.tables = [options.number]
     _write_tables(options)
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write every figure and one self-contained HTML page of a profile from the records that there are."""
+    _write_report(options.profile, options.output)
     return 0
 
 
@@ -161,11 +168,12 @@ def record(options: argparse.Namespace) -> int:
 
 COMMANDS = {
     "fetch": (fetch, "bring the offline prompts and the laptop target into the cache"),
-    "run": (run, "run the unfinished cells of a profile, then write and print the tables"),
+    "run": (run, "run the unfinished cells of a profile, then write tables, figures and report"),
     "plan": (plan, "list the cells of a profile with their state, and about how long they take"),
     "doctor": (doctor, "check whether a profile can be run here, and what is missing"),
     "cell": (cell, "run one cell and those decoded beside it: what a cluster's jobs call"),
     "table": (table, "write and print a table from the records that there are"),
+    "report": (report, "write the figures and one HTML page from the records that there are"),
     "collect": (collect, "write all results of a profile to data/collected, as Parquet and CSV"),
     "notebook": (notebook, "run one notebook with parameters"),
     "export": (export, "write a notebook as one offline HTML file with interactive trees"),
@@ -215,6 +223,12 @@ def _write_tables(options: argparse.Namespace) -> None:
     print("notebooks as they ran:", home() / "runs" / planned[0].profile)
 
 
+def _write_report(profile: str, output: str | None = None) -> None:
+    from tevlib.report.page import write_report
+
+    print(f"\n{write_report(profile, output)}")
+
+
 def _one_of(kind: str, known: Sequence[str]):
     """An argparse type for names: unknown ones are answered with the nearest known one."""
 
@@ -237,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
         made[name] = names.add_parser(name, help=text, description=function.__doc__)
         made[name].set_defaults(command=function)
     made["fetch"].add_argument("names", nargs="*", help="wheels to bring (default: all)")
-    for name in ("run", "plan", "doctor", "cell", "table", "collect"):
+    for name in ("run", "plan", "doctor", "cell", "table", "report", "collect"):
         made[name].add_argument("--profile", default="laptop", help="smoke, laptop, paper, or a YAML file")
     for name in ("run", "plan", "doctor", "cell"):
         tables = made[name].add_argument("--tables", nargs="+", help="which tables (default: all that the profile has)")
@@ -250,6 +264,7 @@ def _parser() -> argparse.ArgumentParser:
     made["run"].add_argument("--fail-fast", action="store_true", help="stop at the first cell that fails")
     for name in ("run", "cell", "notebook"):
         made[name].add_argument("--timeout", type=float, help="seconds that one notebook cell may take")
+    made["report"].add_argument("--output", help="where the page goes (default: runs/<profile>/report.html)")
     made["notebook"].add_argument("name", help="a notebook of notebooks/, or a path")
     made["notebook"].add_argument("parameter", nargs="*", help="name=value")
     made["export"].add_argument("name", help="a notebook of notebooks/, or a path")

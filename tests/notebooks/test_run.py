@@ -146,6 +146,50 @@ def test_table4(home, record_of, monkeypatch):
     assert (home / "data" / "tables" / "table4.csv").is_file()
 
 
+@pytest.fixture
+def tables_home(reported, monkeypatch):
+    """The results folder of the tiny profile, all its cells finished, and the profile's path."""
+    home, profile = reported
+    monkeypatch.setenv("TEVLIB_HOME", str(home))
+    return home, profile
+
+
+def test_table1(tables_home):
+    """Methods, the paper's numbers, the picture and the audit appear; files of table and picture are written."""
+    home, profile = tables_home
+    shown = outputs(run_notebook("31_table1_main", {"profile": profile}, timeout=240))
+    for words in ("DDTree", "ours - paper", "8.06", "1 + C_p", "table1.tex", "<picture>", "95% intervals"):
+        assert words in shown
+    assert (home / "data" / "tables" / "table1.csv").is_file()
+    assert (home / "figures" / "tiny" / "methods.svg").is_file()
+
+
+def test_table5(tables_home, tmp_path):
+    """Budgets, the picture and the audit appear; with `figures` the picture goes there."""
+    home, profile = tables_home
+    parameters = {"profile": profile, "figures": str(tmp_path / "pictures")}
+    shown = outputs(run_notebook("35_table5_budgets", parameters, timeout=240))
+    for words in ("ExitTrain + TEV", "ours - paper", "table5.tex", "<picture>"):
+        assert words in shown
+    assert (home / "data" / "tables" / "table5.csv").is_file()
+    assert (tmp_path / "pictures" / "budgets.pdf").is_file()
+
+
+def test_figures(tables_home):
+    """Every figure is drawn from a finished profile."""
+    shown = outputs(run_notebook("36_figures", {"profile": tables_home[1]}, timeout=240))
+    assert shown.count("<picture>") == 10 and "10 of 10 figures" in shown and "not drawn" not in shown
+
+
+def test_tables_and_figures_with_nothing_run(reported, home):
+    """Before any record there is, the three notebooks run to their end and say what would fill the gaps."""
+    profile = {"profile": reported[1]}
+    for notebook, words in (("31_table1_main", "--tables 1"), ("35_table5_budgets", "--tables 5")):
+        shown = outputs(run_notebook(notebook, profile, timeout=240))
+        assert "not run" in shown and "not drawn" in shown and words in shown and "<picture>" not in shown
+    assert "2 of 10 figures" in outputs(run_notebook("36_figures", profile, timeout=240))
+
+
 EXIT_LAW = {"toy_plays": 300, "plays": 20, "sampled_rounds": 2, "chains": 3, "max_new_tokens": 8}
 
 

@@ -14,8 +14,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tevlib.trees.draft_tree import DraftTree
-
 FORMAT = 1
 NEVER = -1e9  # log-probability of what cannot be: JSON has no infinity
 PER_NODE = ("tokens", "parents", "scores", "log_p", "argmax", "missing", "missing_log_p", "missing_log_q")
@@ -113,6 +111,8 @@ def _columns_without_logits(cycle, temperature: float) -> dict:
 
 
 def _check_tree(tree: Mapping, stops: int, labels: Mapping, where: str) -> None:
+    from tevlib.trees.draft_tree import DraftTree  # brings torch, which a reader of recordings can do without
+
     checked = DraftTree(tree["tokens"], tree["parents"])
     n = len(checked)
     for name in PER_NODE:
