@@ -92,8 +92,8 @@ FIGURES = {
     ),
     "stages": Figure(
         "What a round is spent on",
-        "Mean milliseconds of a draft-verify round by stage, over the suites; `verify` is the target's pass over the "
-        "tree, `decide` and `commit` are what Table 3 times.",
+        "Mean milliseconds of a draft-verify round by stage, over the suites; verify is the target's pass over the "
+        "tree, decide and commit are what Table 3 times.",
         ("table1", "table4", "table5"),
         measured.stages,
     ),
