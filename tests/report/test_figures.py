@@ -83,6 +83,21 @@ def test_records_without_the_new_fields_are_not_drawn_as_zero(outcomes):
             draw(old)
 
 
+def test_answers_without_a_round_do_not_break_a_figure(outcomes):
+    """A finished cell whose answers all stopped at once has no numbers: its row is left out, or the figure says so."""
+    empty = [
+        o | {"metrics": dict.fromkeys(o["metrics"]), "responses": [row | {"rounds": 0} for row in o["responses"]]}
+        if o["cell"]["table"] != "table3" and o["cell"]["temperature"] == 1.0
+        else o
+        for o in outcomes
+    ]
+    assert figures_measured.exits(empty)[1] == figures_measured.exits([o for o in empty if o["metrics"].get("tau")])[1]
+    with pytest.raises(NotMeasured):
+        figures_measured.stages(empty)
+    assert len(figures_measured.audit(empty)[1]) < len(figures_measured.audit(outcomes)[1])
+    figures_rows.budgets(empty)
+
+
 def test_exits_show_the_exit_law(outcomes):
     """Bars of one drafter sum to 1, and their mean depth is the C_p of its ceilings (Eqs. 5 and 6)."""
     figure, _ = figures_measured.exits(outcomes)

@@ -98,7 +98,7 @@ def stages(outcomes: Sequence[Mapping]):
     found: dict[tuple[str, int], list[Mapping]] = {}
     for tables in (("table5", "table1"), ("table4",)):  # crossed verifiers only where there are no methods
         cells = [o for o in outcomes if o["cell"]["table"] in tables and o["cell"]["temperature"] == temperature]
-        groups = whole(cells, ("table", "role", "verifier", "budget"), "stage_ms")
+        groups = whole(cells, ("table", "role", "verifier", "budget"), "tau_pooled")  # None: not a round
         for (_, role, verifier, budget), group in groups.items():
             name = METHOD_NAMES.get(role, role) if "table4" not in tables else f"{role} + {VERIFIER_NAMES[verifier]}"
             found.setdefault((plain(name), budget), group)  # Table 1's budget is one of Table 5's: the same records
@@ -118,10 +118,10 @@ def stages(outcomes: Sequence[Mapping]):
         text = f"{total:.0f} ms, {total / tau:.0f} a token"
         axis.annotate(text, (total, place), (6, 0), textcoords="offset points", va="center", fontsize=11)
     rates = [o["metrics"]["ar_tokens_per_s"] for group in found.values() for o in group]
-    token = 1000 / mean(rate for rate in rates if rate)
-    axis.axvline(
-        token, color=INK, linewidth=1.4, linestyle=(0, (4, 2)), label=f"plain decoding, one token: {token:.0f} ms"
-    )
+    if rates := [rate for rate in rates if rate]:
+        token = 1000 / mean(rates)
+        label = f"plain decoding, one token: {token:.0f} ms"
+        axis.axvline(token, color=INK, linewidth=1.4, linestyle=(0, (4, 2)), label=label)
     axis.set_yticks(range(len(bars)), [f"{name}, B = {budget}" for name, budget in bars])
     axis.set_xlabel(f"milliseconds of a draft-verify round, T = {temperature:g}")
     axis.set_xlim(0, 1.28 * max(left))
