@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from tevlib.report import figures_measured, figures_rows
-from tevlib.report.figures import FIGURES, draw_figure, draw_figures
-from tevlib.report.figures_cells import NotMeasured
-from tevlib.report.figures_rounds import BASE, ROUNDS, Round, child_tests, mean_change, read
-from tevlib.report.figures_style import FORMATS, ROLES, save_figure
+from tevlib.report.figures import measured, rows
+from tevlib.report.figures.cells import NotMeasured
+from tevlib.report.figures.draw import FIGURES, draw_figure, draw_figures
+from tevlib.report.figures.rounds import BASE, ROUNDS, Round, child_tests, mean_change, read
+from tevlib.report.figures.style import FORMATS, ROLES, save_figure
 from tevlib.suite.cells import load_profile
 from tevlib.suite.records import outcome
 
@@ -67,8 +67,8 @@ def test_a_row_with_a_failed_cell_is_left_out(outcomes, tmp_path):
     cells = [o for o in outcomes if o["cell"]["table"] == "table5"]
     failed = next(o for o in cells if (o["cell"]["role"], o["cell"]["temperature"]) == ("exit", 1.0))
     some = [{"status": "failed", "cell": o["cell"], "error": "boom"} if o is failed else o for o in cells]
-    figure, sources = figures_rows.budgets(some)
-    assert failed["hash"] not in sources and len(sources) == len(figures_rows.budgets(cells)[1]) - 1
+    figure, sources = rows.budgets(some)
+    assert failed["hash"] not in sources and len(sources) == len(rows.budgets(cells)[1]) - 1
     points = [len(line.get_xdata()) for line in figure.axes[1].lines]
     assert sorted(points)[:1] == [1] and figure.axes[1].get_title(loc="left") == "T = 1"
 
@@ -78,7 +78,7 @@ def test_records_without_the_new_fields_are_not_drawn_as_zero(outcomes):
     old = [
         o | {"metrics": {k: v for k, v in o["metrics"].items() if k not in ("exits", "oracle_share")}} for o in outcomes
     ]
-    for draw in (figures_measured.exits, figures_measured.oracle):
+    for draw in (measured.exits, measured.oracle):
         with pytest.raises(NotMeasured):
             draw(old)
 
@@ -91,16 +91,16 @@ def test_answers_without_a_round_do_not_break_a_figure(outcomes):
         else o
         for o in outcomes
     ]
-    assert figures_measured.exits(empty)[1] == figures_measured.exits([o for o in empty if o["metrics"].get("tau")])[1]
+    assert measured.exits(empty)[1] == measured.exits([o for o in empty if o["metrics"].get("tau")])[1]
     with pytest.raises(NotMeasured):
-        figures_measured.stages(empty)
-    assert len(figures_measured.audit(empty)[1]) < len(figures_measured.audit(outcomes)[1])
-    figures_rows.budgets(empty)
+        measured.stages(empty)
+    assert len(measured.audit(empty)[1]) < len(measured.audit(outcomes)[1])
+    rows.budgets(empty)
 
 
 def test_exits_show_the_exit_law(outcomes):
     """Bars of one drafter sum to 1, and their mean depth is the C_p of its ceilings (Eqs. 5 and 6)."""
-    figure, _ = figures_measured.exits(outcomes)
+    figure, _ = measured.exits(outcomes)
     axis = figure.axes[-1]
     cells = [o for o in outcomes if o["cell"]["table"] == "table2" and o["cell"]["temperature"] == 1.0]
     for container, role in zip(axis.containers, ("original", "exit"), strict=True):
@@ -112,7 +112,7 @@ def test_exits_show_the_exit_law(outcomes):
 
 def test_the_audit_leaves_sampled_chains_out(outcomes):
     """A sampled chain's verifier looks at q: it has no saturated ceiling, and its z must not be judged."""
-    audited = figures_measured.audited(outcomes)
+    audited = measured.audited(outcomes)
     assert {o["cell"]["builder"] for o in audited} == {"best_first"}
     assert len({o["hash"] for o in audited}) == len(audited)
     assert any(o["cell"].get("builder") == "sampled_chain" for o in outcomes)

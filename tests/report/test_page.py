@@ -8,7 +8,7 @@ import pytest
 
 from tests.explorer.conftest import browser  # noqa: F401  the same Chromium, and the same words where there is none
 from tevlib import cli
-from tevlib.report.figures import FIGURES, draw_figures
+from tevlib.report.figures.draw import FIGURES, draw_figures
 from tevlib.report.page import page, write_report
 from tevlib.suite.cells import load_profile
 from tevlib.suite.records import outcome, record_path, write_failure

@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from tevlib.report.build import build_table, printed
-from tevlib.report.figures import Drawn, draw_figures, run_command
-from tevlib.report.figures_measured import audited
+from tevlib.report.figures.draw import Drawn, draw_figures, run_command
+from tevlib.report.figures.measured import audited
 from tevlib.report.files import DAGGER, notes_of
 from tevlib.report.layout import MARKED, is_marked
 from tevlib.report.verdicts import FAILED, NOT_RUN, SYMBOLS

@@ -8,8 +8,8 @@ there only when all its suites are finished.
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
-from tevlib.report.figures_cells import NotMeasured, grid, hashes, mean, mean_by_depth, of_table, plain, whole
-from tevlib.report.figures_style import (
+from tevlib.report.figures.cells import NotMeasured, grid, hashes, mean, mean_by_depth, of_table, plain, whole
+from tevlib.report.figures.style import (
     BLUE,
     GREY,
     INK,

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from tevlib.report.figures_cells import NotMeasured, grid, hashes, of_table, plain, whole
-from tevlib.report.figures_style import INK, MARKERS, MUTED, colour_of, styled
+from tevlib.report.figures.cells import NotMeasured, grid, hashes, of_table, plain, whole
+from tevlib.report.figures.style import INK, MARKERS, MUTED, colour_of, styled
 from tevlib.report.names import METHOD_NAMES, OBJECTIVE_NAMES
 from tevlib.report.objectives import objective_averages
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tevlib.explorer.labels import columns, short
 from tevlib.explorer.layout import packed_rows
-from tevlib.report.figures_style import BLUE, GREEN, GREY, INK, MUTED, VERMILION
+from tevlib.report.figures.style import BLUE, GREEN, GREY, INK, MUTED, VERMILION
 
 CHARACTER, PAD, GAP = 8.2, 9, 44  # units of the axes: width of a letter, inside a box, between the columns
 FONT = 13  # the same units

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from tevlib.report.figures_rounds import BASE, EXIT, ROUNDS, Round, child_tests, read
-from tevlib.report.figures_style import BLUE, GREEN, GREY, INK, MUTED, SKY, VERMILION
-from tevlib.report.figures_tree import GAP, Node, Places, canvas, draw, places, write
+from tevlib.report.figures.rounds import BASE, EXIT, ROUNDS, Round, child_tests, read
+from tevlib.report.figures.style import BLUE, GREEN, GREY, INK, MUTED, SKY, VERMILION
+from tevlib.report.figures.tree import GAP, Node, Places, canvas, draw, places, write
 
 OMITTED = 0.035  # target mass from which a candidate that the tree has not is drawn
 

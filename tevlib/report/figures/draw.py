@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tevlib.report import figures_measured as measured
-from tevlib.report import figures_recorded as recorded
-from tevlib.report import figures_rows as rows
-from tevlib.report.figures_cells import NotMeasured
-from tevlib.report.figures_rounds import mean_change
-from tevlib.report.figures_style import save_figure
+from tevlib.report.figures import measured, recorded, rows
+from tevlib.report.figures.cells import NotMeasured
+from tevlib.report.figures.rounds import mean_change
+from tevlib.report.figures.style import save_figure
 from tevlib.report.tables import machine_of
 
 

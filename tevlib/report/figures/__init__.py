@@ -1,0 +1,1 @@
+"""Figures from records and recorded rounds: `draw` knows them all by name."""
