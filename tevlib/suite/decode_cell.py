@@ -252,8 +252,8 @@ def _check_lengths(prompts: list[Prompt], target: Target) -> None:
 
 def _warm_up(running: list[_Running], target: Target, prompt: Prompt) -> None:
     """Decode a few tokens with every method and forget them: first calls allocate and compile."""
-    short = [replace(one, cell=replace(one.cell, max_new_tokens=min(WARM_UP_TOKENS, one.cell.max_new_tokens)))
-             for one in running]  # fmt: skip
+    tokens = min(WARM_UP_TOKENS, running[0].cell.max_new_tokens)
+    short = [replace(one, cell=replace(one.cell, max_new_tokens=tokens, oracle_rounds=0)) for one in running]
     _side_by_side(short, target, [{"role": "user", "content": prompt.turns[0]}], (0, 0, 0), nth=0)
 
 
