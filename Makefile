@@ -1,4 +1,4 @@
-# make reproduce   set up, fetch, run the laptop profile, print and write its tables
+# make reproduce   set up, fetch, run the laptop profile; tables, figures, report
 # make test        set up, fetch, all tests          make quick   the fast ones
 # make lab         JupyterLab on the explorer        make lint    ruff and clean notebooks
 # Variables: PROFILE=smoke|laptop|paper   PYTHON=python3.12   VENV=folder

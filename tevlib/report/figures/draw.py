@@ -106,7 +106,7 @@ FIGURES = {
         "The audit: block lengths against their own ceilings",
         "Every decode cell once, sampled chains apart. Left: mean block length over mean ceiling. Right: the "
         "difference in standard errors, sorted, over standard normal quantiles; the band is |z| ≤ 3. At T = 0 both are "
-        "equal.",
+        "equal. Cells share prompts and seeds, so their z move together.",
         ("table1", "table2", "table4", "table5"),
         measured.audit,
     ),
