@@ -62,7 +62,7 @@ def test_training_cost(tiny, home):
         "rollout_prompts": 3, "rollout_tokens": 4,
     }  # fmt: skip
     shown = outputs(run_notebook("23_training_cost", parameters, timeout=120))
-    for words in ("cached", "online", "peak_gb", "gain", "opd", "ratio to generate", ">1.00<"):
+    for words in ("cached", "online", "peak_gb", "gain", "opd", "until they stop", ">1.00<"):
         assert words in shown
 
 

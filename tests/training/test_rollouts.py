@@ -9,6 +9,7 @@ from tests.training.texts import PROMPTS, TAPS, full_disk, made
 from tevlib.decoding.decode import autoregressive
 from tevlib.training.batch import collate, usable
 from tevlib.training.rollouts import RolloutStore, draw, make_rollouts, rollouts
+from tevlib.training.timing import rollout_rates
 
 
 def test_greedy_rollouts_are_plain_decoding(target):
@@ -160,3 +161,16 @@ def test_only_the_target_s_own_words_are_supervised():
         assert batch.supervised[row].tolist() == expected + [False] * (batch.ids.shape[1] - n)
     with pytest.raises(ValueError, match="nothing to learn"):
         usable(made(target, max_new_tokens=1))
+
+
+def test_rates_count_the_tokens_that_answers_have():
+    """Ours and transformers': as many tokens as asked for without a stop; an answer ends with its first stop."""
+    target = make_target()
+    how = {"rows": 3, "new_tokens": 6, "repeats": 1}
+    assert [rate["tokens"] for rate in rollout_rates(target, PROMPTS[:5], **how)] == [30, 30]
+    target.model.generation_config.eos_token_id = list(range(target.vocab_size))
+    found = rollout_rates(target, PROMPTS[:5], stop=True, **how)
+    assert [rate["tokens"] for rate in found] == [5, 5] and [r["method"] for r in found] == ["rollouts", "generate"]
+    target.model.generation_config.eos_token_id = list(range(4, 40))
+    counts = [rate["tokens"] for rate in rollout_rates(target, PROMPTS, stop=True, **how)]
+    assert all(len(PROMPTS) < count < 6 * len(PROMPTS) for count in counts)
