@@ -93,7 +93,7 @@ def doctor(options: argparse.Namespace) -> int:
 
 def table(options: argparse.Namespace) -> int:
     """Write and print a table from the records that there are."""
-    options.tables = [options.number]
+    options.tables = [[options.number]]
     _write_tables(options)
     return 0
 
@@ -189,7 +189,9 @@ def _cells(options: argparse.Namespace) -> list:
 
 
 def _tables(options: argparse.Namespace) -> list[str] | None:
-    return [f"table{number}" for number in options.tables or ()] or None
+    """The tables that were asked for, as `--tables 1 4` or `--tables 1,4`; None for all."""
+    numbers = dict.fromkeys(number for some in options.tables or () for number in some)
+    return [f"table{number}" for number in numbers] or None
 
 
 def _said(summary, options: argparse.Namespace) -> int:
@@ -254,14 +256,16 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("run", "plan", "doctor", "cell", "table", "report", "collect"):
         made[name].add_argument("--profile", default="laptop", help="smoke, laptop, paper, or a YAML file")
     for name in ("run", "plan", "doctor", "cell"):
-        tables = made[name].add_argument("--tables", nargs="+", help="which tables (default: all that the profile has)")
-        tables.type = _one_of("table", TABLES)
+        tables = made[name].add_argument("--tables", nargs="+", help="1,4 or 1 4 (default: all that the profile has)")
+        tables.type = lambda text: [_one_of("table", TABLES)(number) for number in text.split(",")]
     made["table"].add_argument("number", type=_one_of("table", TABLES), help="which table")
     made["run"].add_argument("--dry-run", action="store_true", help="as plan: list the cells, run nothing")
     made["run"].add_argument("--devices", help="0,1: a runner on each of these GPUs at once; cpu: none (default: one "
                              "runner, or one for each GPU of $CUDA_VISIBLE_DEVICES)")  # fmt: skip
     made["cell"].add_argument("hash", help="hash of a cell, as plan lists it")
-    made["run"].add_argument("--fail-fast", action="store_true", help="stop at the first cell that fails")
+    after_failure = made["run"].add_mutually_exclusive_group()
+    after_failure.add_argument("--keep-going", action="store_true", help="go on after a cell that fails (the default)")
+    after_failure.add_argument("--fail-fast", action="store_true", help="stop at the first cell that fails")
     for name in ("run", "cell", "notebook"):
         made[name].add_argument("--timeout", type=float, help="seconds that one notebook cell may take")
     made["report"].add_argument("--output", help="where the page goes (default: runs/<profile>/report.html)")

@@ -37,12 +37,23 @@ BAD = {
     "unknown command": (["rnu"], "did you mean 'run'"),
     "unknown profile": (["run", "--profile", "labtop"], "did you mean 'laptop'"),
     "unknown table": (["run", "--profile", "smoke", "--tables", "44"], "unknown table '44'"),
+    "unknown table of several": (["plan", "--profile", "smoke", "--tables", "1,44"], "unknown table '44'"),
+    "both after a failure": (["run", "--keep-going", "--fail-fast"], "not allowed with"),
     "unknown notebook": (["notebook", "21_decode_cel"], "did you mean '21_decode_cell'"),
     "unknown parameter": (["notebook", "21_decode_cell", "budgte=3"], "did you mean 'budget'"),
     "wrong type": (["notebook", "21_decode_cell", "budget=3.5"], "'budget' must be int"),
     "no value": (["notebook", "21_decode_cell", "budget"], "name=value"),
     "unknown wheel": (["fetch", "no-such-wheel"], "unknown asset"),
 }
+
+
+def test_tables_are_named_with_commas_or_spaces(capsys, home):
+    """`--tables 1,4`, `--tables 1 4` and `--tables 1,4 1` list the same cells, which are fewer than all."""
+    shown = []
+    for tables in (["1,4"], ["1", "4"], ["1,4", "1"]):
+        assert cli.main(["run", "--dry-run", "--keep-going", "--profile", "smoke", "--tables", *tables]) == 0
+        shown.append(capsys.readouterr().out)
+    assert len(set(shown)) == 1 and "table4" in shown[0] and "table2" not in shown[0]
 
 
 @pytest.mark.parametrize("what", BAD)
