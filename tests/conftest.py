@@ -1,6 +1,7 @@
-"""Every test runs offline, on one thread, and leaves the checkout alone. Fixtures: a results folder, tiny models."""
+"""Every test runs offline, on one thread, and leaves the checkout alone. Fixtures: results folder, models, a browser."""
 
 import os
+import shutil
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture
@@ -118,3 +120,18 @@ def reported(tiny, tmp_path_factory):
         )
     assert not done.failures, done.failures
     return home, str(profile)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium; where there is none the tests that need it say what to install."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        missing = "no Chromium found: install one (Debian: apt-get install chromium), the explorer is tested in it"
+        (pytest.fail if os.environ.get("TEVLIB_BROWSER") == "required" else pytest.skip)(missing)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield launched
+        launched.close()

@@ -1,28 +1,10 @@
-"""A real Chromium for what is seen. With `TEVLIB_BROWSER=required` the tests fail without one; else they skip."""
+"""Pages of the explorer in a real Chromium, and pictures of them."""
 
 import os
-import shutil
 import time
 from pathlib import Path
 
 import pytest
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@pytest.fixture(scope="session")
-def browser():
-    """A headless Chromium; where there is none the tests that need it say what to install."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        missing = "no Chromium found: install one (Debian: apt-get install chromium), the explorer is tested in it"
-        (pytest.fail if os.environ.get("TEVLIB_BROWSER") == "required" else pytest.skip)(missing)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
-        yield launched
-        launched.close()
 
 
 @pytest.fixture

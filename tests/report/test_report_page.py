@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tests.explorer.conftest import browser  # noqa: F401  the same Chromium, and the same words where there is none
 from tevlib import cli
 from tevlib.report.figures.draw import FIGURES, draw_figures
 from tevlib.report.page import page, write_report
@@ -139,7 +138,7 @@ def test_an_empty_results_folder_gives_a_page_of_gaps(reported, tmp_path, monkey
     assert "not drawn: budgets" in str(report)
 
 
-def test_a_browser_fetches_nothing_and_a_phone_needs_no_sideways_scrolling(browser, built, tmp_path):  # noqa: F811
+def test_a_browser_fetches_nothing_and_a_phone_needs_no_sideways_scrolling(browser, built, tmp_path):
     """In Chromium: the page itself is the only request, no error, and at 390 pixels only the boxes scroll sideways."""
     path = tmp_path / "report.html"
     path.write_text(built[2], encoding="utf-8")
