@@ -1,4 +1,4 @@
-"""Every test runs offline, on one thread, and leaves the checkout alone. Fixtures: results folder, models, a browser."""
+"""Every test runs offline, on one thread, and leaves the checkout alone. Fixtures: results, models, a browser."""
 
 import os
 import shutil
