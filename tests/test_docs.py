@@ -20,7 +20,7 @@ ITEMS = (
     *(f"Table {n}" for n in range(1, 6)),
     "Figure 1", "Figure 2",
 )  # fmt: skip
-MADE_BY_A_RUN = ("data/results", "data/tables", "runs/")
+MADE_BY_A_RUN = ("data/results", "data/tables", "figures/laptop/", "runs/")
 HOSTS = r"p[y]pi\.org|p[y]thonhosted|download\.p[y]torch|anaconda[.]org|conda[.]io|huggingface[.]co/|hf[.]co"
 
 

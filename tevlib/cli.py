@@ -29,6 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as error:
+        if options.traceback or (error.name or "").startswith("tevlib"):
+            raise
+        where = (
+            "use the one that make has set up, .venv/bin/python, or pip install -c constraints.txt -r requirements.txt"
+        )
+        print(f"error: {sys.executable} has no package {error.name}: {where}", file=sys.stderr)
+        return EXIT_USER_ERROR
     except (ValueError, OSError, RuntimeError) as error:
         if options.traceback:
             raise
@@ -142,7 +150,7 @@ def export(options: argparse.Namespace) -> int:
     from tevlib.report.export import export_notebook
 
     path, explorers = export_notebook(options.name, options.output)
-    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB, {explorers} interactive explorers)")
+    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB, {explorers} interactive explorer{'s' * (explorers != 1)})")
     return 0
 
 
@@ -254,11 +262,13 @@ def _parser() -> argparse.ArgumentParser:
         made[name].set_defaults(command=function)
     made["fetch"].add_argument("names", nargs="*", help="wheels to bring (default: all)")
     for name in ("run", "plan", "doctor", "cell", "table", "report", "collect"):
-        made[name].add_argument("--profile", default="laptop", help="smoke, laptop, paper, or a YAML file")
+        made[name].add_argument(
+            "--profile", default="laptop", help="smoke, laptop (the default), paper, or a YAML file"
+        )
     for name in ("run", "plan", "doctor", "cell"):
         tables = made[name].add_argument("--tables", nargs="+", help="1,4 or 1 4 (default: all that the profile has)")
         tables.type = lambda text: [_one_of("table", TABLES)(number) for number in text.split(",")]
-    made["table"].add_argument("number", type=_one_of("table", TABLES), help="which table")
+    made["table"].add_argument("number", type=_one_of("table", TABLES), help="1 to 5")
     made["run"].add_argument("--dry-run", action="store_true", help="as plan: list the cells, run nothing")
     made["run"].add_argument("--devices", help="0,1: a runner on each of these GPUs at once; cpu: none (default: one "
                              "runner, or one for each GPU of $CUDA_VISIBLE_DEVICES)")  # fmt: skip

@@ -133,7 +133,7 @@ def test_a_company_is_found_by_any_of_its_cells(waiting_profile, home):
     for company in companies(distinct(cells)):
         for cell in company:
             assert company_of(cells, cell.hash12()) == company
-    with pytest.raises(ValueError, match="unknown cell 'abc'"):
+    with pytest.raises(ValueError, match="no cell 'abc'"):
         company_of(cells, "abc")
 
 

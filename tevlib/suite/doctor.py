@@ -46,6 +46,8 @@ def examine(profile: str, tables: Sequence[str] | None = None) -> list[Check]:
     """Every `Check` of a profile (its name or file), of `tables` only if given; `ValueError` for a bad profile."""
     cells = load_profile(profile, tables)
     found, hub = gpus(), Hub.reached()
+    out = [name for name in dict.fromkeys(cell.target for cell in cells) if refused(name, hub.configuration(name))]
+    cells = [cell for cell in cells if cell.target not in out]  # nothing is to be had for what cannot run anyway
     targets = {cell.target: cell.dtype for cell in cells}
     drafters = dict.fromkeys(cell.drafter for cell in cells)
     wanted = [name for name in [*targets, *drafters] if is_hub_id(name)]
@@ -54,7 +56,7 @@ def examine(profile: str, tables: Sequence[str] | None = None) -> list[Check]:
         *_machine(targets, found),
         *_hub(hub, wanted),
         *_offline_data(cells),
-        *(check for name in targets for check in _target(name, hub)),
+        *(check for name in [*targets, *out] for check in _target(name, hub)),
         *(_hub_model("drafter", name, hub) for name in drafters if is_hub_id(name)),
         *_local_drafters(cells, load_trained(profile)),
     ]
@@ -188,14 +190,14 @@ def _uses_suites(cells: Sequence[Work]) -> bool:
 
 
 def _target(name: str, hub: Hub) -> Iterator[Check]:
-    if is_hub_id(name):
+    if refusal := refused(name, hub.configuration(name)):
+        yield Check(f"target {name}", False, refusal, "its cells will fail, the others run", refused=True)
+    elif is_hub_id(name):
         yield _hub_model("target", name, hub)
     elif name != OFFLINE_TARGET:
         there = from_repository(name).exists()
         remedy = "" if there else "a folder or a .gguf file in its place"
         yield Check(f"target {name}", there, "there" if there else "not there", remedy)
-    if refusal := refused(name, hub.configuration(name)):
-        yield Check(f"target {name}", False, refusal, "its cells will fail, the others run", refused=True)
 
 
 def refused(name: str, configuration: dict | None) -> str | None:

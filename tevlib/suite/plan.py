@@ -13,7 +13,6 @@ from math import ceil
 from tevlib.suite.cells import Work, load_profile, load_trained
 from tevlib.suite.devices import gpus
 from tevlib.suite.estimate import CPU, GPU, Machine, by_rule, rates, seconds
-from tevlib.suite.names import check_name
 from tevlib.suite.paths import home
 from tevlib.suite.provenance import cpu_model
 from tevlib.suite.records import failed_path, read_record, record_path
@@ -169,7 +168,8 @@ def state(cell: Work, hash12: str) -> str:
 def company_of(cells: Iterable[Work], hash12: str) -> list[Work]:
     """The whole company of the cell `hash12`; `ValueError` where no cell of the profile has that hash."""
     hashes = distinct(cells)
-    check_name("cell", hash12, hashes.values())
+    if hash12 not in hashes.values():
+        raise ValueError(f"no cell {hash12!r} in this profile: `python -m tevlib plan` lists them")
     return next(company for company in companies(hashes) if any(hashes[cell] == hash12 for cell in company))
 
 

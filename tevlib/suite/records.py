@@ -126,8 +126,11 @@ def _write_json(path: Path, body: dict) -> None:
 def write_atomically(path: Path, write) -> None:
     """Call `write(file)` on a temporary file beside `path`, flush it to the disk, then rename it to `path`."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    umask = os.umask(0)
+    os.umask(umask)
     try:
         with os.fdopen(handle, "wb") as file:
+            os.chmod(name, 0o666 & ~umask)  # as a plain file has it: others may read what a shared folder holds
             write(file)
             file.flush()
             os.fsync(file.fileno())

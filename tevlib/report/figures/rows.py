@@ -33,7 +33,7 @@ def budgets(outcomes: Sequence[Mapping]):
         found.append(one.assign(budget=size))
     frame = pd.concat(found) if found else pd.DataFrame()
     if frame.empty:
-        raise NotMeasured("Table 5's methods at no budget are finished in all suites")
+        raise NotMeasured("no budget of Table 5 is finished in all suites")
     temperatures = sorted(frame["temperature"].unique())
     figure, axes = grid(2, len(temperatures), (5.6 * len(temperatures), 6.8), sharex=True, sharey="row")
     for column, temperature in enumerate(temperatures):
