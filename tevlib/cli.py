@@ -218,7 +218,7 @@ def _said(summary, options: argparse.Namespace) -> int:
 
 
 def _write_tables(options: argparse.Namespace) -> None:
-    from tevlib.report.build import build_table, printed, write_table
+    from tevlib.report.build import brief, build_table, write_table
     from tevlib.report.files import as_text
     from tevlib.suite.paths import home
     from tevlib.suite.records import outcome
@@ -227,8 +227,8 @@ def _write_tables(options: argparse.Namespace) -> None:
     for name in dict.fromkeys(cell.table for cell in planned):
         found = build_table(name, [outcome(cell) for cell in planned if cell.table == name])
         paths = write_table(found, home() / "data" / "tables")
-        print("\n" + found.attrs["caption"], *as_text(printed(found)), sep="\n\n")
-        print("\ntable:  ", *(str(path) for path in paths))
+        print("\n" + found.attrs["caption"], *as_text(brief(found)), sep="\n\n")
+        print("\nevery suite, verdicts and audit:", *(str(path) for path in paths))
         print("records:", home() / "data" / "results")
     print("notebooks as they ran:", home() / "runs" / planned[0].profile)
 

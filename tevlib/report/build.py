@@ -14,6 +14,7 @@ from tevlib.report.tables import decode_table
 from tevlib.suite.cells import LATENCY_TABLE
 
 OBJECTIVES_TABLE = "table2"
+CHANGES = "Means over the suites, and changes against the original drafter on the same prompts (95% intervals)"
 
 
 def build_table(name: str, outcomes: Sequence[dict]) -> pd.DataFrame:
@@ -35,10 +36,15 @@ def printed(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
         return {"": latency_layout(table), "Audit": latency_audit(table)}
     parts = {"": layout(table)}
     if averages := table.attrs.get("averages"):
-        parts["Means over the suites, and changes against the original drafter on the same prompts (95% intervals)"] = (
-            averages_layout(pd.DataFrame(averages))
-        )
+        parts[CHANGES] = averages_layout(pd.DataFrame(averages))
     return parts | {"Audit": audit_lengths(table), "Speed-ups by every definition": audit_speed(table)}
+
+
+def brief(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """What fits a terminal, by title: the printed table's averages over the suites, and Table 2's changes."""
+    parts = printed(table)
+    average = [column for column in parts[""].columns if "Average" in (column, column[0])]
+    return {"": parts[""][average]} | {title: part for title, part in parts.items() if title == CHANGES}
 
 
 def write_table(table: pd.DataFrame, folder: Path) -> list[Path]:

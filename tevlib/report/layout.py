@@ -6,7 +6,7 @@ import pandas as pd
 
 from tevlib.report.files import DAGGER, DASH
 from tevlib.report.names import METRICS, SUITE_NAMES, VERIFIER_NAMES
-from tevlib.report.paper import tolerance_text
+from tevlib.report.paper import MAIN_TARGET, MODELS, tolerance_text
 from tevlib.report.tables import TABLES, Table, unlike_names
 from tevlib.report.verdicts import MATCH, OUTSIDE, SYMBOLS, legend, row_verdict
 
@@ -31,13 +31,22 @@ def layout(table: pd.DataFrame) -> pd.DataFrame:
         for line, shown in LINES.items():
             if in_paper or line == "ours":
                 cells = [shown(rows.loc[suite], metric) for suite in suites for metric in METRICS]
-                lines[*names, line] = cells + (verdicts if line == "ours" else [""] * len(verdicts))
+                lines[*names, _label(line, spec, block)] = cells + (
+                    verdicts if line == "ours" else [""] * len(verdicts)
+                )
     columns = [(SUITE_NAMES.get(suite, suite), name) for suite in suites for name in METRICS.values()]
     columns += [("Verdict", f"{name} {tolerance_text(spec.name, metric)}") for metric, name in METRICS.items()]
     index = pd.MultiIndex.from_tuples(lines, names=[*spec.keys.values(), ""])
     printed = pd.DataFrame(list(lines.values()), index=index, columns=pd.MultiIndex.from_tuples(columns))
     printed.attrs["notes"] = _notes(table)
     return printed
+
+
+def _label(line: str, spec: Table, block: pd.DataFrame) -> str:
+    """How a line is called; the paper's line in a row of a target that it has not says which target stands there."""
+    if line == "paper" and "target" in spec.keys and block["target"].iloc[0] not in MODELS:
+        return f"paper ({MODELS[MAIN_TARGET]})"
+    return line
 
 
 def row_names(spec: Table, keys: dict, drafter: str) -> list[str]:
