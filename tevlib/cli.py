@@ -141,7 +141,8 @@ def notebook(options: argparse.Namespace) -> int:
         if not equals:
             raise ValueError(f"a parameter is written name=value, got {pair!r}")
         values[name] = from_text(text, known[check_name(f"parameter of {path.name}", name, known)])
-    print(run_notebook(path, values, options.output, timeout=options.timeout, progress=True))
+    output = run_notebook(path, values, options.output, timeout=options.timeout, progress=True)
+    print(f"{output} (open it in JupyterLab; what it printed is in {output.with_suffix('.log').name} beside it)")
     return 0
 
 
