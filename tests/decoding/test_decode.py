@@ -1,6 +1,7 @@
 """The decode loop: exact output, exact length, honest records."""
 
 import math
+import time
 import warnings
 from collections import Counter
 
@@ -9,7 +10,16 @@ import torch
 from scipy.stats import chisquare
 
 from tests.tiny import CONFIGS, AimedDrafter, make_drafter, make_target
-from tevlib.decoding.decode import Generation, Output, Round, autoregressive, pooled_tau, speculate, tau_of_responses
+from tevlib.decoding.decode import (
+    Clock,
+    Generation,
+    Output,
+    Round,
+    autoregressive,
+    pooled_tau,
+    speculate,
+    tau_of_responses,
+)
 from tevlib.trees.builders import BUILDERS
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.verifiers import VERIFIERS
@@ -380,3 +390,12 @@ def test_no_warning_on_a_healthy_run(llama):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         speculate(llama, make_drafter(llama), PROMPT, budget=16, temperature=1.0, seed=0, max_new_tokens=20)
+
+
+def test_the_clock_waits_for_queued_work(monkeypatch):
+    """mlx-benchmark#21: a lap on a GPU ends when its kernels have, not when they were queued; a CPU has no queue."""
+    assert not Clock(torch.device("cpu")).cuda
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: (waited.append(1), time.sleep(0.05)))
+    clock = Clock(torch.device("cuda"))
+    assert clock.lap() >= 0.05 and len(waited) == 2
