@@ -89,7 +89,7 @@ def test_a_job_s_failure_is_its_exit_code(profile, home, monkeypatch, capsys):
     cell = load_profile(profile)[0]
     assert cli.main(["cell", cell.hash12(), "--profile", profile]) == 1
     assert cli.main(["cell", "0123456789ab", "--profile", profile]) == 2
-    assert "unknown cell '0123456789ab'" in capsys.readouterr().err
+    assert "no cell '0123456789ab'" in capsys.readouterr().err
 
 
 def test_a_job_asks_for_what_its_target_needs():
