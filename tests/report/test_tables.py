@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from tevlib.report.audit import audit_lengths, audit_speed
-from tevlib.report.build import write_table
+from tevlib.report.build import brief, write_table
 from tevlib.report.files import markdown
 from tevlib.report.layout import layout
 from tevlib.report.tables import decode_table
@@ -141,6 +141,14 @@ def test_markdown_is_a_plain_grid():
     assert len({line.count("|") for line in lines}) == 1 and "MT-Bench SR" in lines[0]
 
 
+def test_a_terminal_shows_the_averages_alone():
+    """Every line of the table, with SR and τ of the average and no other column; the audits stay in the files."""
+    table = table4(all_finished())
+    parts = brief(table)
+    assert list(parts) == [""] and list(parts[""].columns) == [("Average", "SR"), ("Average", "τ")]
+    assert parts[""].equals(layout(table)[["Average"]])
+
+
 def test_tables_1_and_5_have_methods_as_rows():
     """Drafter, builder and verifier differ by method; the paper's numbers stand at its own methods, models, budgets."""
     how = {
@@ -164,6 +172,8 @@ def test_tables_1_and_5_have_methods_as_rows():
     assert rows[:, :, "dflash_chain"].isna().all() and rows[:, :, "autoregressive"].isna().all()
     shown = layout(table)
     assert ("0", "Qwen3-8B", "ExitTrain + TEV", "ours") in shown.index
+    assert ("0", "Qwen3-8B", "DDTree", "paper") in shown.index
+    assert ("0", "some-target", "DDTree", "paper (Qwen3-4B)") in shown.index, "the paper has no such target"
     extra = ("1", "Qwen3-8B", "Root alone, no draft (not in the paper's tables)")
     assert (*extra, "paper") not in shown.index and shown.loc[(*extra, "ours"), "Verdict"].tolist() == [
         "— not in the paper"

@@ -110,3 +110,13 @@ def test_a_reader_never_sees_a_record_change(tiny_cell, record_of):
         write_record(path, record_of(cell, wall_s=2.0))
         assert start + reader.read() == before
     assert read_record(path)["wall_s"] == 2.0
+
+
+def test_records_may_be_read_by_others(tiny_cell, record_of):
+    """A record has the mode of any new file: a colleague who shares the results folder makes tables from it."""
+    cell = tiny_cell()
+    path = record_path(cell)
+    path.parent.mkdir(parents=True)
+    (path.parent / "plain").touch()
+    write_record(path, record_of(cell))
+    assert path.stat().st_mode == (path.parent / "plain").stat().st_mode

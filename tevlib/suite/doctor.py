@@ -21,7 +21,7 @@ from tevlib.suite.memory import available_bytes
 from tevlib.suite.paths import from_repository, home, repository
 from tevlib.suite.plan import to_be_trained
 from tevlib.suite.provenance import cpu_model
-from tevlib.suite.sizes import OFFLINE_TARGET, gigabytes, memory_bytes
+from tevlib.suite.sizes import gigabytes, memory_bytes
 
 OLDEST_PYTHON = (3, 11)
 ROOM = 2e9  # free disk that records, executed notebooks and a conversion may take
@@ -170,7 +170,7 @@ def _hub(hub: Hub, wanted: list[str]) -> Iterator[Check]:
 
 def _offline_data(cells: Sequence[Work]) -> Iterator[Check]:
     names = [name for name in assets.WHEELS if name != assets.GGUF_WHEEL] if _uses_suites(cells) else []
-    names += [assets.GGUF_WHEEL] if any(cell.target == OFFLINE_TARGET for cell in cells) else []
+    names += [assets.GGUF_WHEEL] if any(cell.target == assets.OFFLINE_TARGET for cell in cells) else []
     missing = []
     for name in names:
         try:
@@ -194,7 +194,7 @@ def _target(name: str, hub: Hub) -> Iterator[Check]:
         yield Check(f"target {name}", False, refusal, "its cells will fail, the others run", refused=True)
     elif is_hub_id(name):
         yield _hub_model("target", name, hub)
-    elif name != OFFLINE_TARGET:
+    elif name != assets.OFFLINE_TARGET:
         there = from_repository(name).exists()
         remedy = "" if there else "a folder or a .gguf file in its place"
         yield Check(f"target {name}", there, "there" if there else "not there", remedy)

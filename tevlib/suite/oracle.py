@@ -33,7 +33,6 @@ def oracle_coverages(
     sizes = {place: len(answer.rounds[place].tree) - 1 for place in places}
     if is_greedy(temperature):
         return {place: float(min(size, depth)) for place, size in sizes.items()}
-    text = ids.to(target.device)
     cache = target.new_cache(len(ids) + len(answer.tokens) + max(sizes.values(), default=0) + 1)
 
     def score(tree: DraftTree) -> torch.Tensor:

@@ -6,11 +6,8 @@ from tevlib.sources import assets
 from tevlib.suite.memory import FOLDER_FACTOR, GGUF_FACTOR
 from tevlib.suite.paths import from_repository
 
-OFFLINE_TARGET = "SmolLM2-135M-Instruct"  # as in tevlib.decoding.load, which planning does not load
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-DRAFTER_SHARE = (
-    1 / 8
-)  # of its target's active weights: released drafters have 0.5B (4B, 30B-A3B) and 1B (8B) parameters
+DRAFTER_SHARE = 1 / 8  # of its target's active weights: released drafters have 0.5B (4B, 30B-A3B) and 1B (8B)
 
 
 def parameters(target: str, dtype: str = "bfloat16") -> tuple[float, float] | None:
@@ -37,7 +34,7 @@ def parameters(target: str, dtype: str = "bfloat16") -> tuple[float, float] | No
 
 def memory_bytes(target: str, dtype: str) -> int | None:
     """About the memory that a target takes at work, with what a pass over a tree needs; None where nothing says."""
-    if target == OFFLINE_TARGET:
+    if target == assets.OFFLINE_TARGET:
         return GGUF_FACTOR * assets.GGUF_BYTES
     path = from_repository(target)
     if path.suffix == ".gguf" and path.is_file():

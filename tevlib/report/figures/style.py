@@ -9,7 +9,7 @@ from pathlib import Path
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, BROWN, PINK, GREY, YELLOW, SKY = (
     "#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#FBAFE4", "#949494", "#ECE133", "#56B4E9",
 )  # fmt: skip
-INK, MUTED, LINE = "#1D2430", "#5D6878", "#B3BCC9"
+INK, MUTED = "#1D2430", "#5D6878"
 ROLES = {  # a drafter keeps its colour in every figure: `original` and `ddtree` are the same released one
     "original": BLUE, "ddtree": BLUE, "exit": VERMILION, "opd": PURPLE, "gain": GREEN, "finetune": SKY,
     "prefix": ORANGE, "dflash_chain": BROWN, "sampled_chain": PINK, "autoregressive": GREY,
