@@ -87,3 +87,13 @@ def test_a_profile_s_table_3_is_of_latency_cells(tiny, tmp_path):
     path.write_text(path.read_text().replace("rounds: 2", "ronds: 2"))
     with pytest.raises(ValueError, match="unknown key 'ronds'; did you mean 'rounds'"):
         load_profile(str(path))
+
+
+def test_cells_side_by_side_have_rounds_of_their_own(latency_cell):
+    """Cells of other budgets in one company are timed on the trees that each would have alone; another suite is none."""
+    cells = [latency_cell(budget=budget) for budget in (2, 6)]
+    together = [[row["nodes"] for row in record["responses"]] for record in run_verifier_cells(cells)]
+    assert together == [[row["nodes"] for row in run_verifier_cells([cell])[0]["responses"]] for cell in cells]
+    assert max(together[0]) == 3 < max(together[1]) == 7
+    with pytest.raises(ValueError, match="side by side"):
+        run_verifier_cells([cells[0], latency_cell(seed=1)])
