@@ -90,7 +90,7 @@ def test_a_profile_s_table_3_is_of_latency_cells(tiny, tmp_path):
 
 
 def test_cells_side_by_side_have_rounds_of_their_own(latency_cell):
-    """Cells of other budgets in one company are timed on the trees that each would have alone; another suite is none."""
+    """Cells of other budgets in one company are timed on the trees that each has alone; another seed is refused."""
     cells = [latency_cell(budget=budget) for budget in (2, 6)]
     together = [[row["nodes"] for row in record["responses"]] for record in run_verifier_cells(cells)]
     assert together == [[row["nodes"] for row in run_verifier_cells([cell])[0]["responses"]] for cell in cells]
