@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_reference import all_prefixes, heap_tree, random_law, toy
+from tree_reference import all_prefixes, ddtree_by_heap, heap_tree, random_law, toy
 
+from tevlib.trees import builders
 from tevlib.trees.builders import BUILDERS, best_first_tree, best_first_trees, chain_tree, opt_tree, oracle_tree
 from tevlib.trees.exit_law import exit_law
 from tevlib.trees.top_tokens import top_tokens
@@ -64,6 +65,38 @@ def test_best_first_equals_the_heap_on_rows_of_a_drafter(h, v, budget, scale, dt
     assert tree.scores.dtype == dtype
     assert paths(tree) == [path for _, path in expected]
     assert tree.scores[1:].tolist() == [score for score, _ in expected]
+
+
+@settings(max_examples=200, deadline=None)
+@given(draft_rows(), st.integers(0, 40))
+def test_levels_grow_the_tree_of_the_heap(log_probs, budget):
+    """What a device grows level by level is the tree that the CPU's heap makes, ties included."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        by_heap = best_first_tree(log_probs, budget, 5)
+    levels = builders._levels(log_probs, budget)
+    assert same_tree(builders._assemble(levels, budget, 5, log_probs), by_heap)
+
+
+@pytest.mark.parametrize("budget", [1, 64, 256])
+def test_best_first_is_the_tree_of_public_code(budget):
+    """Without ties: tokens, parents, depths, visibility and child maps of the plain heap that decode loops use."""
+    log_probs = rows(7, 3000, dtype=torch.float64)
+    tree = best_first_tree(log_probs, budget, 9)
+    tokens, parents, depths, children, visible = ddtree_by_heap(log_probs, budget, 9)
+    assert torch.equal(tree.tokens, tokens) and torch.equal(tree.parents, parents)
+    assert torch.equal(tree.depths, depths) and torch.equal(tree.ancestors, visible)
+    for node, below in enumerate(children):
+        assert {tree.token(child): child for child in tree.children[node]} == below
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 6.0, 40.0])
+def test_rows_are_cut_below_what_a_tree_can_use(scale):
+    """The floors that keep the heap's rows short lose nothing, for flat rows and for certain ones, and at any depth."""
+    for seed, budget in enumerate((2, 20, 150)):
+        log_probs = rows(9, 400, seed=seed, scale=scale)
+        expected = heap_tree(log_probs, budget)
+        assert paths(best_first_tree(log_probs, budget, 0)) == [path for _, path in expected]
 
 
 @settings(max_examples=100)

@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 
+import numpy as np
 import torch
 
 from tevlib.trees.draft_tree import DraftTree
@@ -195,3 +196,38 @@ def random_case(parents, vocabulary, seed):
 def log_rows(probs, dtype=torch.float64):
     """Probabilities as logits [N, V]."""
     return torch.tensor(probs, dtype=dtype).log()
+
+
+def ddtree_by_heap(log_probs, budget, root_token):
+    """Tokens, parents, depths, child maps and visibility of the best prefixes the way public DDTree code builds them.
+
+    `torch.topk` per row (which leaves ties open), a Python heap of (-score, ranks, parent, depth, rank, score) with
+    float64 sums, where a sibling is its predecessor's score less one entry plus the next; then a visibility row per
+    node. The clock's reference: plain Python, and all it returns is used by a decode loop.
+    """
+    depth_limit, k = len(log_probs), min(budget, log_probs.shape[-1])
+    tokens, parents, depths, children = [root_token], [-1], [0], [{}]
+    if budget > 0 and depth_limit > 0:
+        values, ids = log_probs.topk(k, dim=-1)
+        values, ids = values.tolist(), ids.tolist()
+        heap = [(-values[0][0], (0,), 0, 1, 0, values[0][0])]
+        while heap and len(tokens) <= budget:
+            _, ranks, parent, depth, rank, score = heapq.heappop(heap)
+            node, token = len(tokens), ids[depth - 1][rank]
+            tokens.append(token)
+            parents.append(parent)
+            depths.append(depth)
+            children.append({})
+            children[parent][token] = node
+            if rank + 1 < k:
+                sibling = score - values[depth - 1][rank] + values[depth - 1][rank + 1]
+                heapq.heappush(heap, (-sibling, (*ranks[:-1], rank + 1), parent, depth, rank + 1, sibling))
+            if depth < depth_limit:
+                child = score + values[depth][0]
+                heapq.heappush(heap, (-child, (*ranks, 0), node, depth + 1, 0, child))
+    visible = np.zeros((len(tokens), len(tokens)), dtype=bool)
+    visible[0, 0] = True
+    for node in range(1, len(tokens)):
+        visible[node, :node] = visible[parents[node], :node]
+        visible[node, node] = True
+    return (torch.tensor(tokens), torch.tensor(parents), torch.tensor(depths), children, torch.from_numpy(visible))

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from tevlib.trees.draft_tree import DraftTree
+from tevlib.trees.heap import Row, best_prefixes, best_rows, split_rows
 from tevlib.trees.sampling import argmax_lowest, at_least_float32, check_rows
-from tevlib.trees.top_tokens import top_tokens
+from tevlib.trees.top_tokens import block_maxima, entries_above, top_tokens
 
 Level = tuple[Tensor, Tensor, Tensor]
 """Prefixes of one depth, best first: scores, parents (positions in the level above), tokens."""
@@ -35,10 +36,17 @@ def best_first_tree(log_probs: Tensor, budget: int, root_token: int, depth_limit
     Prefixes of score -inf are never added; a tree that stays smaller for that reason says so in a warning. Raises
     ValueError for a negative budget or depth limit, and for NaN or positive log-probabilities (naming the row).
     """
-    budget, log_probs = check_log_probs(log_probs, budget, depth_limit)
-    levels = _levels(log_probs, budget)
-    tree = _assemble(levels, budget, root_token, log_probs)
-    _warn_if_short(tree, budget, log_probs)
+    budget = check_count(budget, "budget")
+    rows, maxima = _checked(log_probs)
+    if depth_limit is not None:
+        rows, maxima = (x[: check_count(depth_limit, "depth_limit")] for x in (rows, maxima))
+    if budget == 0 or len(rows) == 0:
+        return root_only(root_token, rows)
+    if rows.device.type == "cpu":
+        tree = _by_heap(best_rows(rows, maxima, budget), budget, root_token, rows.dtype)
+    else:
+        tree = _assemble(_levels(rows, budget), budget, root_token, rows)
+    _warn_if_short(tree, budget, rows)
     return tree
 
 
@@ -48,14 +56,16 @@ def best_first_trees(log_probs: Tensor, budget: int, root_tokens: list[int]) -> 
     On a device one search over all rows and one copy of their best entries replace dozens of small steps per tree.
     """
     n, depths, vocabulary = log_probs.shape
-    budget, rows = check_log_probs(log_probs.reshape(n * depths, vocabulary), budget)
+    budget = check_count(budget, "budget")
+    rows, maxima = _checked(log_probs.reshape(n * depths, vocabulary))
     if budget == 0 or n * depths == 0:
-        return [_assemble([], 0, root, rows.new_zeros(0, device="cpu")) for root in root_tokens]
-    values, ids = (x.cpu().unflatten(0, (n, depths)) for x in top_tokens(rows, min(budget, vocabulary)))
+        return [root_only(root, rows.new_zeros(0, device="cpu")) for root in root_tokens]
+    floor = (maxima if budget <= maxima.shape[-1] else rows).topk(min(budget, vocabulary), dim=-1).values[:, -1]
+    value, token, counts = entries_above(rows, maxima, floor)
+    best = split_rows(-value, token, counts.tolist())
     trees = []
-    for gains, tokens, root, block in zip(values, ids, root_tokens, log_probs, strict=True):
-        levels = _grow_levels(gains, tokens, min(budget, _full_size(block, budget)))
-        trees.append(_assemble(levels, budget, root, gains))
+    for i, (root, block) in enumerate(zip(root_tokens, log_probs, strict=True)):
+        trees.append(_by_heap(best[i * depths : (i + 1) * depths], budget, root, rows.dtype))
         _warn_if_short(trees[-1], budget, block)
     return trees
 
@@ -126,6 +136,17 @@ def oracle_tree(score: Callable[[DraftTree], Tensor], budget: int, root_token: i
     return tree
 
 
+def root_only(root_token: int, like: Tensor) -> DraftTree:
+    """The `DraftTree` of the root alone, its score in the dtype and on the device of `like`."""
+    return DraftTree([root_token], [-1], like.new_zeros(1, device="cpu")).to(like.device)
+
+
+def _by_heap(rows: list[Row], budget: int, root_token: int, dtype: torch.dtype) -> DraftTree:
+    """The CPU tree of the best `budget` prefixes of sorted rows."""
+    tokens, parents, scores = best_prefixes(rows, budget, dtype)
+    return DraftTree.below(root_token, tokens, parents, torch.tensor([0.0, *scores], dtype=dtype))
+
+
 def _levels(log_probs: Tensor, budget: int) -> list[Level]:
     """The best `budget` prefixes of each depth, from the best `budget` of the depth above."""
     budget = min(budget, _full_size(log_probs, budget))
@@ -170,9 +191,9 @@ def _best(levels: list[Level], budget: int) -> tuple[Tensor, Tensor]:
 
 def _assemble(levels: list[Level], budget: int, root_token: int, like: Tensor) -> DraftTree:
     """The tree of the best `budget` prefixes of `levels`."""
-    root = torch.tensor([root_token], device=like.device)
     if not levels:
-        return DraftTree(root, root.new_tensor([-1]), like.new_zeros(1))
+        return root_only(root_token, like)
+    root = torch.tensor([root_token], device=like.device)
     scores, order = _best(levels, budget)
     offsets = [1]  # position 0 is the root
     for level in levels:
@@ -192,17 +213,23 @@ def _assemble(levels: list[Level], budget: int, root_token: int, like: Tensor) -
 def check_log_probs(log_probs: Tensor, budget: int, depth_limit: int | None = None) -> tuple[int, Tensor]:
     """`budget` as an int and the first `depth_limit` rows of `log_probs` in float32 or better; errors as above."""
     budget = check_count(budget, "budget")
+    rows, _ = _checked(log_probs)
+    return budget, rows if depth_limit is None else rows[: check_count(depth_limit, "depth_limit")]
+
+
+def _checked(log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """`log_probs` in float32 or better and its `block_maxima`; errors as above."""
     if log_probs.ndim != 2:
         raise ValueError(f"log_probs must be [H, V]; got shape {tuple(log_probs.shape)}")
-    row_max = log_probs.amax(-1)
+    rows = at_least_float32(log_probs.detach())
+    maxima = block_maxima(rows)
+    row_max = maxima.amax(-1)
     bad = ~(row_max <= 0)
     if bad.any():
         row = int(bad.nonzero()[0])
         fault = "NaN" if row_max[row].isnan() else f"{float(row_max[row])} > 0 (rows must be log_softmax)"
         raise ValueError(f"row {row}: log_probs holds {fault}")
-    if depth_limit is not None:
-        log_probs = log_probs[: check_count(depth_limit, "depth_limit")]
-    return budget, at_least_float32(log_probs.detach())
+    return rows, maxima
 
 
 def check_count(value: int, name: str) -> int:

@@ -37,6 +37,17 @@ class DraftTree:
             self.scores = torch.as_tensor(scores, device=self.device)
             _check_scores(self.scores, len(self))
 
+    @classmethod
+    def below(cls, root_token: int, tokens: list[int], parents: list[int], scores: Tensor | None) -> DraftTree:
+        """The CPU tree of a root and of the non-root nodes that a builder made: only the root's token is checked.
+
+        `parents` counts the root as node 0; `scores` [N] includes it. For what is a tree by construction.
+        """
+        tree = cls([root_token], [-1])
+        tree._tokens, tree._parents, tree.scores = tree._tokens + tokens, tree._parents + parents, scores
+        tree.tokens, tree.parents = torch.tensor(tree._tokens), torch.tensor(tree._parents)
+        return tree
+
     def __len__(self) -> int:
         return len(self._tokens)
 
@@ -89,10 +100,13 @@ class DraftTree:
     @cached_property
     def ancestors(self) -> Tensor:
         """[N, N] bool: row i is True at the ancestors of i and at i itself (the tree attention mask)."""
-        ancestors = torch.eye(len(self), dtype=torch.bool, device=self.device)
-        for level in self.levels[1:]:
-            ancestors[level] |= ancestors[self.parents[level]]
-        return ancestors
+        rows = [1]  # a node's row as the bits of an integer
+        for node, parent in enumerate(self._parents[1:], start=1):
+            rows.append(rows[parent] | 1 << node)
+        size = -(-len(rows) // 8)
+        packed = torch.frombuffer(bytearray(b"".join(row.to_bytes(size, "little") for row in rows)), dtype=torch.uint8)
+        bits = packed.view(len(rows), size, 1) >> torch.arange(8, dtype=torch.uint8) & 1
+        return bits.view(len(rows), -1)[:, : len(rows)].bool().to(self.device)
 
     @cached_property
     def _child_by_token(self) -> dict[tuple[int, int], int]:
