@@ -15,7 +15,7 @@ from torch import Tensor
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy decoding: the one-hot law of the lowest-id argmax."""
 
-_BLOCK = 256  # categorical() looks at block totals first, so one draw reads a row once
+BLOCK = 256  # a draw looks at the totals of blocks first, so that it reads a row once
 
 
 def check_temperature(temperature: float) -> float:
@@ -46,11 +46,27 @@ def target_probs(logits: Tensor, temperature: float, *, label: str = "row") -> T
     """
     if is_greedy(temperature):
         return _one_hot_argmax(logits, label)
-    scaled = _scaled(logits, temperature, label)
+    probs = unchecked_probs(logits, temperature)
+    check_probs(probs, logits, label)
+    return probs
+
+
+def unchecked_probs(logits: Tensor, temperature: float) -> Tensor:
+    """`target_probs` at a sampling temperature with nothing checked and nothing sent to the host.
+
+    Where `target_probs` would raise, every entry of that row is NaN.
+    """
+    logits = at_least_float32(logits)
     if temperature == 1:
-        return scaled.softmax(-1)
-    weights = scaled.exp_()  # the maximum is 0; in place, because large fresh buffers cost more than the arithmetic
-    return weights.div_(weights.sum(-1, keepdim=True))
+        return logits.softmax(-1)
+    # The maximum goes first: dividing large logits by a small temperature would cost digits.
+    return logits.sub(logits.amax(-1, keepdim=True)).mul_(1 / temperature).softmax(-1)
+
+
+def check_probs(probs: Tensor, logits: Tensor, label: str) -> None:
+    """None; ValueError naming the first row (as `label` and its index) of `logits` whose `unchecked_probs` are NaN."""
+    if probs[..., 0].isnan().any():
+        check_rows(logits.amax(-1), label)
 
 
 def target_log_probs(logits: Tensor, temperature: float, *, label: str = "row") -> Tensor:
@@ -99,22 +115,37 @@ def categorical(weights: Tensor, generator: torch.Generator) -> Tensor:
     finite and non-negative; raises ValueError when a row has no weight at all.
     """
     rows = weights.reshape(-1, weights.shape[-1])
-    k = rows.shape[-1]
     draw = torch.rand(len(rows), 1, dtype=torch.float64, generator=generator, device=generator.device).to(rows.device)
-    if k <= _BLOCK:
-        _check_weight(rows)
-        index, _ = _invert(rows, draw)
-        return index.reshape(weights.shape[:-1])
-    whole = k - k % _BLOCK
-    totals = rows[:, :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
-    if whole < k:
-        totals = torch.cat([totals, rows[:, whole:].sum(-1, keepdim=True)], dim=-1)
-    _check_weight(totals)
+    totals = block_totals(rows)
+    if not (totals.sum(-1) > 0).all():
+        raise ValueError("a categorical draw needs at least one positive weight in every row, and no NaN")
+    return inverse_cdf(rows, draw, totals).reshape(weights.shape[:-1])
+
+
+def inverse_cdf(weights: Tensor, draw: Tensor, totals: Tensor | None = None) -> Tensor:
+    """The index [n] of the entry of each row of `weights` [n, K] where `draw` [n, 1] in [0, 1) of its mass lies.
+
+    `draw` is float64; `totals` are the `block_totals` of `weights`, if at hand. An entry of weight 0 is never the
+    answer. Nothing is checked and nothing is sent to the host: a row without mass gives some index.
+    """
+    totals = block_totals(weights) if totals is None else totals
+    if weights.shape[-1] <= BLOCK:
+        return _invert(weights, draw)[0].squeeze(-1)
     block, draw = _invert(totals, draw)
-    columns = block * _BLOCK + torch.arange(_BLOCK, device=rows.device)
-    inside = rows.gather(-1, columns.clamp(max=k - 1)).masked_fill(columns >= k, 0)
+    columns = block * BLOCK + torch.arange(BLOCK, device=weights.device)
+    inside = weights.gather(-1, columns.clamp(max=weights.shape[-1] - 1)).masked_fill(columns >= weights.shape[-1], 0)
     index, _ = _invert(inside, draw)
-    return (block * _BLOCK + index).reshape(weights.shape[:-1])
+    return (block * BLOCK + index).squeeze(-1)
+
+
+def block_totals(weights: Tensor) -> Tensor:
+    """[n, K / BLOCK] sums of `BLOCK` neighbouring entries of `weights` [n, K]; the weights themselves if K <= BLOCK."""
+    k = weights.shape[-1]
+    if k <= BLOCK:
+        return weights
+    whole = k - k % BLOCK
+    totals = weights[:, :whole].unflatten(-1, (-1, BLOCK)).sum(-1)
+    return torch.cat([totals, weights[:, whole:].sum(-1, keepdim=True)], dim=-1) if whole < k else totals
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -138,21 +169,16 @@ def _invert(weights: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
     total = cdf[:, -1:].contiguous()
     target = draw * total
     last = torch.searchsorted(cdf, total)  # last entry with weight: `draw * total` may round up to `total`
-    index = torch.minimum(torch.searchsorted(cdf, target, right=True), last)
+    index = torch.minimum(torch.searchsorted(cdf, target, right=True), last).clamp(max=weights.shape[-1] - 1)  # NaN
     weight = weights.gather(-1, index).double()
     left = cdf.gather(-1, index) - weight
     return index, ((target - left) / weight).clamp(0, 1)
 
 
-def _check_weight(weights: Tensor) -> None:
-    if not (weights.sum(-1) > 0).all():
-        raise ValueError("a categorical draw needs at least one positive weight in every row, and no NaN")
-
-
 def _nucleus_threshold(probs: Tensor, top_p: float) -> Tensor:
     """[..., 1] probability of the last token that the nucleus of mass `top_p` needs."""
     vocabulary = probs.shape[-1]
-    k = min(_BLOCK, vocabulary)
+    k = min(BLOCK, vocabulary)
     while True:
         top = probs.topk(k, dim=-1).values
         mass = top.cumsum(-1, dtype=torch.float64)
