@@ -350,16 +350,18 @@ def made_up(lengths: list[int], coverages: list[float] | None = None) -> Generat
 )
 def test_nan_in_a_node_nobody_visits_names_the_round(llama, monkeypatch, verifier, how):
     """The filters and the exit law read rows that a verifier leaves out: their errors have the place in them too."""
-    score = type(llama).score_tree
+    whole, broken = type(llama).pass_tree, []
 
-    def last_node_is_nan(self, *arguments):
-        logits, features = score(self, *arguments)
-        logits[-1] = math.nan
-        return logits, features
+    def last_internal_node_is_nan(self, cache, tree, taps):
+        hidden, features = whole(self, cache, tree, taps)
+        hidden[tree.internal[-1]] = math.nan
+        broken.append(tree.internal[-1])
+        return hidden, features
 
-    monkeypatch.setattr(type(llama), "score_tree", last_node_is_nan)
-    with pytest.raises(ValueError, match=r"round 0: the target's logits are unusable: (node|row) 20 has a NaN"):
+    monkeypatch.setattr(type(llama), "pass_tree", last_internal_node_is_nan)
+    with pytest.raises(ValueError, match=r"round 0: the target's logits are unusable: node \d+ has a NaN") as raised:
         speculate(llama, make_drafter(llama), PROMPT, budget=20, verifier=verifier, seed=0, max_new_tokens=9, **how)
+    assert f"node {broken[0]} has" in str(raised.value)
 
 
 def test_nan_from_the_prefill_names_the_token(llama, monkeypatch):

@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.tiny import make_target
 from tevlib.decoding.load import load_target
-from tevlib.decoding.prepacked import PackedLinear, can_pack, pack, unpacked
+from tevlib.decoding.prepacked import PackedLinear, can_pack, measured_paths, pack_linears, unpacked
 
 pytestmark = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bfloat16 products in oneDNN"
@@ -30,7 +30,7 @@ def test_a_packed_target_is_the_same_target():
     plain, _ = target.prefill(target.new_cache(8), ids)
     before = {name: value.clone() for name, value in target.model.state_dict().items()}
     assert can_pack(target.model)
-    pack(target.model)
+    pack_linears(target.model)
     target.head = target.model.get_output_embeddings()
     assert not [m for m in target.model.modules() if type(m) is nn.Linear]
     after = target.model.state_dict()
@@ -38,9 +38,9 @@ def test_a_packed_target_is_the_same_target():
     assert torch.equal(target.prefill(target.new_cache(8), ids)[0], plain)
     packed = [m for m in target.model.modules() if isinstance(m, PackedLinear)]
     with unpacked(target.model):
-        assert len(packed) > 20 and all(m.packed is None for m in packed)
+        assert len(packed) > 20 and not any(m.use_packed for m in packed)
         assert torch.equal(target.prefill(target.new_cache(8), ids)[0], plain)
-    assert all(m.packed is not None for m in packed)
+    assert all(m.use_packed for m in packed)
 
 
 def test_gradients_pass_through():
@@ -60,5 +60,31 @@ def test_only_small_bfloat16_models_on_a_cpu_are_packed(tiny, monkeypatch):
     monkeypatch.setattr("tevlib.decoding.prepacked.LARGEST", 1000)
     assert not can_pack(model)
     monkeypatch.undo()
-    assert isinstance(load_target(tiny / "target", dtype="bfloat16").head, PackedLinear)
     assert type(load_target(tiny / "target", dtype="float32").head) is nn.Linear
+
+
+@pytest.mark.parametrize("fastest", ["plain", "packed"])
+def test_the_faster_path_is_taken_and_named(tiny, monkeypatch, fastest):
+    """What a target says of its products is what its layers do, whichever path the measurement finds faster."""
+    seconds = {"plain": 2.0, "packed": 2.0, "float32": 4.0} | {fastest: 1.0}
+    monkeypatch.setattr("tevlib.decoding.load.measured_paths", lambda weight: seconds)
+    target = load_target(tiny / "target", dtype="bfloat16")
+    assert isinstance(target.head, PackedLinear) == (fastest == "packed")
+    assert target.info.products.startswith(f"{fastest} (0.50 of the time of ") and "faster" not in target.info.products
+    seconds["float32"] = 0.5
+    assert "dtype='float32' is faster" in load_target(tiny / "target", dtype="bfloat16").info.products
+
+
+def test_every_path_is_measured():
+    """Each path has a time of its own, none is left out on a processor with bfloat16."""
+    seconds = measured_paths(torch.randn(64, 96).bfloat16())
+    assert set(seconds) == {"plain", "float32", "packed"} and min(seconds.values()) > 0
+
+
+def test_a_weight_that_changed_is_laid_out_again():
+    """Stale copies: after a step of training in place, products are those of the new weight."""
+    layer = PackedLinear(nn.Linear(96, 160, bias=False, dtype=torch.bfloat16).requires_grad_(False))
+    x = torch.randn(3, 96).bfloat16()
+    old = layer(x)
+    layer.weight.mul_(2)
+    assert torch.equal(layer(x), old * 2)

@@ -29,8 +29,9 @@ def grouped_attention(
     """Attention output `[B, n, heads, head_dim]`.
 
     `query [B, heads, n, head_dim]`, `key` and `value` `[B, kv_heads, m, head_dim]`;
-    `attention_mask` is `None` (all visible), what `additive_mask` returns, or the unrepeated `[B, 1, n, m]` that
-    transformers makes when it calls the model itself (`model.generate`). Softmax in float32.
+    `attention_mask` is `None` (all visible), what `additive_mask` returns (for the last keys: all see those before), or
+    the unrepeated `[B, 1, n, m]` that transformers makes when it calls the model itself (`model.generate`). Softmax in
+    float32.
     """
     batch, heads, n, dim = query.shape
     kv = key.shape[1]
@@ -42,8 +43,8 @@ def grouped_attention(
     if attention_mask is not None:
         if attention_mask.shape[2] not in (1, scores.shape[2]):
             attention_mask = attention_mask.repeat(1, 1, heads // kv, 1)
-        scores = scores + attention_mask
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+        scores[..., -attention_mask.shape[-1] :] += attention_mask
+    weights = torch.softmax(scores, dim=-1)  # a CPU does it in float32 whatever the dtype, and rounds once
     return torch.matmul(weights, value).view(batch, heads, n, dim).transpose(1, 2), None
 
 

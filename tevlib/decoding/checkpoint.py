@@ -20,6 +20,7 @@ from transformers import Qwen3Config
 
 from tevlib.decoding.delta import pack, unpack
 from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.prepacked import PackedLinear, can_pack, pack_linears
 from tevlib.decoding.target import Target
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -79,7 +80,7 @@ def save_drafter(
 
 
 def load_drafter(path: Path | str, target: Target, *, dtype: torch.dtype | None = None) -> DFlashDraftModel:
-    """The drafter in `path`, on the target's device and in its dtype (or `dtype`), ready to draft.
+    """The drafter in `path`, on the target's device and in its dtype (or `dtype`), frozen and ready to draft.
 
     Raises `ValueError` naming the fault: no such folder, another architecture, a missing key or tensor, a rotary base
     that is not stated, or a drafter made for another target (tokenizer or shapes differ). Where only the target's
@@ -102,7 +103,10 @@ def load_drafter(path: Path | str, target: Target, *, dtype: torch.dtype | None 
         raise ValueError(f"{folder / WEIGHTS}: tensors of another shape than {CONFIG} says: {', '.join(wrong)}")
     drafter = DFlashDraftModel(config)
     drafter.load_state_dict(tensors)
-    return drafter.to(device=target.device, dtype=dtype or target.dtype).eval().requires_grad_(False)
+    drafter = drafter.to(device=target.device, dtype=dtype or target.dtype).eval().requires_grad_(False)
+    if isinstance(target.head, PackedLinear) and can_pack(drafter):
+        pack_linears(drafter)
+    return drafter
 
 
 def drafter_config_from(raw: dict, where: str) -> Qwen3Config:

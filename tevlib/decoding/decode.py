@@ -20,8 +20,9 @@ from tevlib.decoding.target import Target
 from tevlib.trees.builders import BUILDERS, check_count
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.exit_law import exit_law
+from tevlib.trees.rows import DeferredRows
 from tevlib.trees.sampled_chain import draw_chain, verify_sampled_chain
-from tevlib.trees.sampling import check_temperature, filter_logits, is_greedy, sample
+from tevlib.trees.sampling import check_rows, check_temperature, filter_logits, is_greedy, sample
 from tevlib.trees.verifiers import VERIFIERS
 
 STAGES = ("draft", "build", "verify", "decide", "commit")
@@ -161,9 +162,10 @@ def speculate(
     `builder` is one of `BUILDERS` or "sampled_chain" (which judges its own chain by min(1, p / q), whatever
     `verifier` says); `verifier` one of `VERIFIERS`; `budget` counts non-root nodes. `top_p` and `top_k` filter the
     target's rows before any verifier sees them, so C_p and w are those of the filtered law. The block shrinks near the
-    context limit. `on_round` is handed every round's tree and rows `[N, V]`, outside the clock. A draft with NaN is
-    replaced by a root-only tree, with a warning; NaN in the target's logits raises `ValueError` with the round and the
-    node, as do invalid arguments before any pass.
+    context limit. Hidden states go through the head only where a verifier looks: at internal nodes, and at a leaf if
+    the path ends there. `on_round` is handed every round's tree and rows `[N, V]`, outside the clock. A draft with NaN
+    is replaced by a root-only tree, with a warning; NaN in the target's logits of a node that is looked at raises
+    `ValueError` with the round and the node, as do invalid arguments before any pass.
     """
     check_decode_arguments(budget, builder, verifier, temperature)
     ids, out = _begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
@@ -201,15 +203,18 @@ def speculate(
         else:
             tree = BUILDERS[builder](log_probs, budget, root)
         times["build"] = clock.lap()
-        logits, node_features = target.score_tree(cache, tree, drafter.taps)
+        hidden, node_features = target.pass_tree(cache, tree, drafter.taps)
+        times["verify"] = clock.lap()
+        head = Head(target, clock, temperature, top_p, top_k)
+        rows = DeferredRows(tree, hidden, target.vocab_size, head)
         with _unusable_logits(f"round {len(rounds)}"):
-            rows = filter_logits(logits, temperature, top_p, top_k)
-            times["verify"] = clock.lap()
             if q is None:
-                verdict = VERIFIERS[verifier](tree, rows, temperature, generator)
+                walks = is_greedy(temperature) or verifier == "sequential_residual"
+                verdict = VERIFIERS[verifier](tree, rows if walks else rows.all(), temperature, generator)
             else:
                 verdict = verify_sampled_chain(tree, q, rows, temperature, generator)
-        times["decide"] = clock.lap()
+        times["decide"] = clock.lap() - head.seconds
+        times["verify"] += head.seconds
         cache.commit(verdict.path)
         features = node_features[torch.tensor(verdict.path, device=target.device)]
         times["commit"] = clock.lap()
@@ -218,9 +223,9 @@ def speculate(
         emitted = out.emit(block)
         decode_s += clock.lap() + sum(times.values())
         with _unusable_logits(f"round {len(rounds)}"):  # a verifier may not have looked at every node
-            law = exit_law(tree, rows, temperature)
+            law = exit_law(tree, rows.all(), temperature)
         if on_round is not None:
-            on_round(tree, rows)
+            on_round(tree, rows.all())
         rounds.append(Round(tree, law.P, law.w, float(law.coverage), verdict.path, verdict.bonus, emitted, times))
         clock.lap()
     return out.generation(rounds, prefill_s, decode_s)
@@ -241,6 +246,27 @@ def check_decode_arguments(budget: int, builder: str, verifier: str, temperature
         raise ValueError(f"unknown verifier {verifier!r}: choose one of {', '.join(VERIFIERS)}")
     if verifier == "greedy" and not is_greedy(temperature):
         raise ValueError(f"the greedy verifier is exact at temperature 0 only, got temperature {temperature}")
+
+
+class Head:
+    """The target's filtered rows `[k, V]` of hidden states `[k, H]`, and the `seconds` that making them has taken.
+
+    Raises `ValueError` naming the node where a filter meets NaN; without filters it is whoever reads the row that does.
+    """
+
+    def __init__(self, target: Target, clock: Clock, temperature: float, top_p: float, top_k: int):
+        self.target, self.clock, self.filters = target, clock, (temperature, top_p, top_k)
+        self.seconds = 0.0
+
+    def __call__(self, hidden: Tensor, nodes: Tensor) -> Tensor:
+        start = self.clock.now()
+        rows = self.target.logits(hidden)
+        if self.filters[1:] != (1.0, 0):
+            largest = rows.new_zeros(int(nodes.max()) + 1 if len(nodes) else 0).index_copy_(0, nodes, rows.amax(-1))
+            check_rows(largest, "node")
+            rows = filter_logits(rows, *self.filters)
+        self.seconds += self.clock.now() - start
+        return rows
 
 
 class Clock:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tevlib.decoding.attention import NAME
-from tevlib.decoding.prepacked import can_pack, pack
+from tevlib.decoding.prepacked import can_pack, measured_paths, pack_linears
 from tevlib.decoding.target import Target, TargetInfo, refuse_inexact
 from tevlib.sources.assets import OFFLINE_TARGET, cache_dir, gguf_path
 
@@ -63,7 +63,7 @@ def load_target(
     )
     if loading["missing_keys"]:  # transformers would go on with random ones
         raise ValueError(f"{name} lacks the tensors {', '.join(sorted(loading['missing_keys']))}")
-    model = model.to(device)
+    model = model.to(device).eval().requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(folder, **where)
     info = TargetInfo(
         source=name,
@@ -71,13 +71,31 @@ def load_target(
         dtype=dtype,
         parameters=sum(p.numel() for p in model.parameters()),
         device=device,
+        products=choose_products(model),
     )
-    model = model.eval().requires_grad_(False)
-    if can_pack(model):
-        pack(model)
     target = Target(model, tokenizer, info)
     check_logits(target)
     return target
+
+
+def choose_products(model: torch.nn.Module) -> str:
+    """How products with the weights of a frozen `model` are done from now on: the fastest path of the same dtype.
+
+    On a CPU the paths are measured on one of its matrices, and the answer says what came out; it also says where
+    float32, which is for the caller to choose, would be faster.
+    """
+    weights = [m.weight for m in model.get_decoder().modules() if isinstance(m, torch.nn.Linear)]
+    largest = max(weights, key=torch.Tensor.numel)
+    if largest.device.type != "cpu" or largest.dtype != torch.bfloat16:
+        return "plain"
+    packable = can_pack(model)
+    seconds = {name: time for name, time in measured_paths(largest).items() if packable or name != "packed"}
+    fastest = min(seconds.keys() - {"float32"}, key=seconds.__getitem__)
+    if fastest == "packed":
+        pack_linears(model)
+    slower = {name: seconds[fastest] / value for name, value in seconds.items() if name != fastest}
+    words = f"{fastest} ({', '.join(f'{ratio:.2f} of the time of {name}' for name, ratio in slower.items())})"
+    return words + ("; dtype='float32' is faster here" if slower["float32"] > 1 else "")
 
 
 def _device(name: str | None) -> str:

@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tevlib.decoding.attention import NAME, additive_mask
@@ -21,18 +22,19 @@ PREFILL_CHUNK = 512  # tokens a pass: bounds the [n, m] attention scores
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """What was loaded: where from, which revision or sha256, dtype, number of parameters."""
+    """What was loaded: where from, which revision or sha256, dtype, number of parameters, how products are done."""
 
     source: str
     revision: str
     dtype: str
     parameters: int
     device: str
+    products: str = "plain"  # of weights, as measured when it was loaded
 
     def __str__(self) -> str:
         return (
             f"target {self.source} @ {self.revision}: {self.parameters / 1e6:.1f}M parameters, "
-            f"{self.dtype} on {self.device}"
+            f"{self.dtype} on {self.device}, products {self.products}"
         )
 
 
@@ -51,8 +53,9 @@ class Target:
         self.layers = config.num_hidden_layers
         self.kv_heads = config.num_key_value_heads
         self.head_dim = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
-        stacked = model.config._attn_implementation == NAME  # our attention stacks query heads, the others do not
-        self.mask_repeats = config.num_attention_heads // self.kv_heads if stacked else 1
+        # Our attention stacks query heads and takes masks of the last keys alone; the others do neither.
+        self.own_attention = model.config._attn_implementation == NAME
+        self.mask_repeats = config.num_attention_heads // self.kv_heads if self.own_attention else 1
         self.softcap = config.to_dict().get("final_logit_softcapping")
         self.context_limit = config.max_position_embeddings
         self.embed = model.get_input_embeddings()
@@ -90,8 +93,8 @@ class Target:
     ) -> tuple[Tensor, Tensor]:
         """Final hidden states `[B, n, H]` and features `[B, n, len(taps) * H]` of `ids [B, n]` at `positions [B, n]`.
 
-        `visible` is boolean `[B, n, m]` over all keys that the cache returns, or `None` where all are visible. The
-        new tokens are left pending in the cache.
+        `visible` is boolean `[B, n, m]` over the last `m` keys that the cache returns, or `None`; all see the keys
+        before those (with another attention than ours, `m` must be all). The new tokens are left pending in the cache.
         """
         # Always four-dimensional: transformers then takes it as it is and asks nothing of the cache.
         mask = ids.new_zeros(1, 1, 1, 1, dtype=self.dtype)
@@ -124,27 +127,33 @@ class Target:
         for chunk in ids.split(PREFILL_CHUNK):
             n = len(chunk)
             positions = torch.arange(cache.length, cache.length + n, device=ids.device)
-            visible = torch.arange(cache.length + n, device=ids.device)[None, :] <= positions[:, None]
-            hidden, tapped = self.forward(chunk[None], positions[None], visible[None], cache, taps)
+            causal = torch.ones(n, n, dtype=torch.bool, device=ids.device).tril() if n > 1 else None
+            hidden, tapped = self.forward(chunk[None], positions[None], self._behind(cache, causal), cache, taps)
             cache.commit(list(range(n)))
             features.append(tapped[0])
         return self.logits(hidden[0, -1]), torch.cat(features)
 
-    def score_tree(self, cache: KVCache, tree: DraftTree, taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
-        """Logits `[N, V]` after every node's prefix (Eq. 1) and the nodes' features, in one pass.
+    def pass_tree(self, cache: KVCache, tree: DraftTree, taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+        """Final hidden states `[N, H]` of every node and the nodes' features, in one pass; `logits` makes rows of them.
 
         Node `v` sits at position `length + depth(v)` and sees the committed tokens and its ancestors only. The nodes
         are left pending: `cache.commit(path)` keeps an accepted one.
         """
-        n = len(tree)
+        visible = self._behind(cache, tree.ancestors if len(tree) > 1 else None)
         positions = cache.length + tree.depths
-        visible = None
-        if n > 1:
-            visible = torch.ones(n, cache.length + n, dtype=torch.bool, device=self.device)
-            visible[:, cache.length :] = tree.ancestors
-            visible = visible[None]
         hidden, features = self.forward(tree.tokens[None], positions[None], visible, cache, taps)
-        return self.logits(hidden[0]), features[0]
+        return hidden[0], features[0]
+
+    def score_tree(self, cache: KVCache, tree: DraftTree, taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+        """Logits `[N, V]` after every node's prefix (Eq. 1) and the nodes' features: `pass_tree` and the whole head."""
+        hidden, features = self.pass_tree(cache, tree, taps)
+        return self.logits(hidden), features
+
+    def _behind(self, cache: KVCache, square: Tensor | None) -> Tensor | None:
+        """What new tokens see, `[1, n, m]`, from what they see of each other, `[n, n]`; all see what is committed."""
+        if square is None:
+            return None
+        return (square if self.own_attention else F.pad(square, (cache.length, 0), value=True))[None]
 
     def fingerprint(self) -> dict:
         """What a drafter depends on: shapes, a digest of the tokenizer and one of the weights (as bfloat16)."""

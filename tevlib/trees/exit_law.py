@@ -193,7 +193,7 @@ def _edges_and_outside(
 
 def check_shape(tree: DraftTree, rows: Tensor) -> None:
     """None; ValueError unless `rows` is [N, V] with one row per node and every draft token inside the vocabulary."""
-    if rows.ndim != 2 or len(rows) != len(tree):
+    if len(rows.shape) != 2 or rows.shape[0] != len(tree):
         raise ValueError(f"one row per node: expected [{len(tree)}, V]; got {tuple(rows.shape)}")
     token, node = tree.largest_token
     if token >= rows.shape[-1]:

@@ -47,11 +47,11 @@ class TensorRows:
 class DeferredRows:
     """Rows [N, V] of `tree`, made by `project` from final hidden states [N, H] when they are asked for, each once.
 
-    `project` takes hidden states [k, H] to logits [k, V] in float32 or better. A single internal node that is asked for
+    `project` takes hidden states [k, H] and their nodes [k] to logits [k, V] in float32 or better. A single internal node that is asked for
     brings along the first of the internal nodes below it, which a walk is likely to ask for next.
     """
 
-    def __init__(self, tree: DraftTree, hidden: Tensor, vocabulary: int, project: Callable[[Tensor], Tensor]):
+    def __init__(self, tree: DraftTree, hidden: Tensor, vocabulary: int, project: Callable[[Tensor, Tensor], Tensor]):
         self.tree, self.hidden, self.project = tree, hidden, project
         self.shape = torch.Size((len(tree), vocabulary))
         self.made: dict[int, Tensor] = {}
@@ -69,9 +69,10 @@ class DeferredRows:
     def take(self, nodes: Sequence[int]) -> Tensor:
         """The rows [k, V] of `nodes`, float32 or better; those that are missing come from one product."""
         missing = [node for node in nodes if node not in self.made]
-        fresh = self._make(missing) if missing else None
-        if fresh is not None and len(missing) == len(nodes):
-            return fresh
+        if missing or not nodes:
+            fresh = self._make(missing)
+            if len(missing) == len(nodes):
+                return fresh
         return torch.stack([self.made[node] for node in nodes])
 
     def all(self) -> Tensor:
@@ -80,7 +81,8 @@ class DeferredRows:
 
     def _make(self, nodes: list[int]) -> Tensor:
         whole = len(nodes) == len(self.tree)
-        rows = self.project(self.hidden if whole else self.hidden[torch.tensor(nodes, device=self.device)])
+        places = torch.tensor(nodes, dtype=torch.long, device=self.device)
+        rows = self.project(self.hidden if whole else self.hidden[places], places)
         self.made.update(zip(nodes, rows, strict=True))
         return rows
 

@@ -45,8 +45,9 @@ def greedy(tree: DraftTree, logits: Tensor, temperature: float, generator: torch
     check_shape(tree, logits)
     node = 0
     while True:
-        token = argmax_lowest(logits[node])
-        check_rows(logits[node, token], f"node {node}")
+        row = logits[node]
+        token = argmax_lowest(row)
+        check_rows(row[token], f"node {node}")
         child = tree.child(node, int(token))
         if child is None:
             return Verdict(node, tree.node_path(node), int(token))
