@@ -193,7 +193,7 @@ def speculate(
         q = None
         if log_probs is None or len(log_probs) == 0:
             tree = DraftTree([root], [-1]).to(target.device)
-        elif not bool(log_probs.isfinite().any(dim=-1).all()):
+        elif bool(log_probs[:, 0].isnan().any()):  # one NaN, or nothing finite, makes a whole row of log_softmax NaN
             warnings.warn(
                 f"round {len(rounds)}: the drafter's logits hold NaN; this round drafts nothing", stacklevel=2
             )

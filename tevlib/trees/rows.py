@@ -47,8 +47,8 @@ class TensorRows:
 class DeferredRows:
     """Rows [N, V] of `tree`, made by `project` from final hidden states [N, H] when they are asked for, each once.
 
-    `project` takes hidden states [k, H] and their nodes [k] to logits [k, V] in float32 or better. A single internal node that is asked for
-    brings along the first of the internal nodes below it, which a walk is likely to ask for next.
+    `project` takes hidden states [k, H] and their nodes [k] to logits [k, V] in float32 or better. A single internal
+    node that is asked for brings along the first of the internal nodes below it: a walk is likely to ask for them next.
     """
 
     def __init__(self, tree: DraftTree, hidden: Tensor, vocabulary: int, project: Callable[[Tensor, Tensor], Tensor]):
