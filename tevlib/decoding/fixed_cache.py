@@ -1,0 +1,138 @@
+"""Keys and values at fixed shapes: the length is a number on the device, and attention runs over the whole store.
+
+Nothing here depends on how long a text is, so a captured CUDA graph stays valid for every round. What is not to be
+seen is masked; `capacity` is what a pass costs, so a store is made no larger than a request needs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tevlib.decoding.cache import KVCache
+from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.target import Target
+
+
+class FixedCache:
+    """A view of a `KVCache`'s store whose `length` [] long lives on the device.
+
+    A pass first says with `expect(n)` how many tokens it brings; they are then pending at `slots` [n], right behind the
+    committed ones. Prefill goes through the `KVCache` itself, before `take_length`.
+    """
+
+    def __init__(self, kv: KVCache):
+        self.kv, self.store = kv, kv.store
+        self.length = torch.zeros((), dtype=torch.long, device=kv.store.device)
+        self.offsets = torch.arange(kv.capacity, device=kv.store.device)
+        self.slots = self.offsets[:0]
+
+    @property
+    def capacity(self) -> int:
+        return self.kv.capacity
+
+    def take_length(self) -> None:
+        """Start from what the `KVCache` has committed."""
+        self.length.fill_(self.kv.length)
+
+    def expect(self, n: int) -> None:
+        """The next pass brings `n` tokens."""
+        self.slots = self.length + self.offsets[:n]
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, **_) -> tuple[Tensor, Tensor]:
+        """All keys and values `[1, heads, capacity, head_dim]` of the layer's store, with the new ones at `slots`."""
+        layer = self.store[layer_idx]
+        layer[0].index_copy_(2, self.slots, keys)
+        layer[1].index_copy_(2, self.slots, values)
+        return layer[0], layer[1]
+
+    def commit(self, path: Tensor, length: Tensor) -> None:
+        """Keep the first `length` [] of the pending tokens `path` [m] (ascending from 0, padded), in place.
+
+        One gather and one scatter over all layers. The root, `path[0]`, stays where it is; padding is written behind
+        the new length, where the next pass overwrites it.
+        """
+        if len(path) > 1:
+            rows = self.store.flatten(0, 3)
+            moved = rows.index_select(1, path[1:] + self.length)
+            rows.index_copy_(1, self.length + self.offsets[1 : len(path)], moved)
+        self.length.add_(length)
+
+
+class TreeMask:
+    """The additive mask `[1, 1, repeats * n, capacity]` of a tree's nodes, rewritten in place: n columns a round."""
+
+    def __init__(self, nodes: int, capacity: int, repeats: int, dtype: torch.dtype, device: torch.device | str):
+        self.hidden = torch.finfo(dtype).min
+        self.rows = torch.full((repeats, nodes, capacity), self.hidden, dtype=dtype, device=device)
+        self.offsets = torch.arange(nodes, device=device)
+
+    @property
+    def mask(self) -> Tensor:
+        return self.rows.view(1, 1, -1, self.rows.shape[-1])
+
+    def begin(self, committed: int) -> None:
+        """All nodes see the first `committed` tokens and nothing else."""
+        self.rows.fill_(self.hidden)
+        self.rows[..., :committed] = 0
+
+    def show(self, ancestors: Tensor, slots: Tensor) -> None:
+        """Among the pending tokens at `slots` [n] a node sees its ancestors `[n, n]` and itself."""
+        self._write(ancestors, slots)
+
+    def commit(self, length: Tensor, slots: Tensor) -> None:
+        """The first `length` [] of `slots` are committed: all see them. Nobody sees the others."""
+        self._write(self.offsets < length, slots)
+
+    def _write(self, visible: Tensor, slots: Tensor) -> None:
+        additive = torch.where(visible, 0.0, self.hidden).to(self.rows.dtype)
+        self.rows.index_copy_(2, slots, additive.expand_as(self.rows[..., : len(slots)]))
+
+
+def pass_tree(
+    target: Target, cache: FixedCache, tokens: Tensor, depths: Tensor, mask: Tensor, taps: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """`Target.pass_tree` at fixed shape: final hidden states `[n, H]` and features `[n, len(taps) * H]`."""
+    cache.expect(len(tokens))
+    tapped: dict[int, Tensor] = {}
+
+    def keep(layer: int):
+        return lambda _module, _inputs, out: tapped.__setitem__(layer, out[0] if isinstance(out, tuple) else out)
+
+    hooks = [target.decoder.layers[layer].register_forward_hook(keep(layer)) for layer in taps]
+    try:
+        hidden = target.decoder(
+            input_ids=tokens[None],
+            position_ids=(cache.length + depths)[None],
+            attention_mask=mask,
+            cache=cache,
+            use_cache=True,
+        ).last_hidden_state
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return hidden[0], torch.cat([tapped[layer] for layer in taps], dim=-1)[0]
+
+
+def append_context(drafter: DFlashDraftModel, cache: FixedCache, features: Tensor, count: Tensor) -> None:
+    """`DFlashDraftModel.append_context` of the first `count` [] of `features [m, K * H]`; behind them is padding."""
+    cache.expect(len(features))
+    context = drafter.fuse(features[None])
+    rope = drafter.rotary(cache.slots[None])
+    for i, layer in enumerate(drafter.layers):
+        cache.update(*layer.self_attn.keys_values(context, rope), i)
+    cache.length.add_(count)
+
+
+def draft_block(drafter: DFlashDraftModel, cache: FixedCache, block: Tensor, depth: Tensor) -> Tensor:
+    """`DFlashDraftModel.draft` of the first `depth` [] + 1 of `block [n, H]`: states `[n - 1, H]`, then padding."""
+    cache.expect(len(block))
+    rope = drafter.rotary(cache.slots[None])
+    visible = (cache.offsets <= cache.length + depth)[None]
+    x = block[None].to(drafter.dtype)
+    for i, layer in enumerate(drafter.layers):
+        normed = layer.input_layernorm(x)
+        keys, values = cache.update(*layer.self_attn.keys_values(normed, rope), i)
+        x = x + layer.self_attn(normed, rope, keys, values, visible)
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+    return drafter.norm(x)[0, 1:]

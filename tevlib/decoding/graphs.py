@@ -1,0 +1,58 @@
+"""CUDA graphs of the stages of a round, and a clock that does not wait for the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+Stages = dict[str, Callable[[], None]]
+
+
+def captured(stages: Stages, device: torch.device) -> Stages:
+    """`stages`, each captured as a CUDA graph where `device` is a GPU, and as they are elsewhere.
+
+    Stages run in the order given, on tensors that stay where they are; they are run three times here, so the caller
+    sets its state afterwards. Between the stages a graph may use what an earlier one has made.
+    """
+    if device.type != "cuda":
+        return stages
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):  # a capture must find its libraries' handles and workspaces made
+        for _ in range(2):
+            for stage in stages.values():
+                stage()
+    torch.cuda.current_stream(device).wait_stream(side)
+    torch.cuda.synchronize(device)
+    replays, pool = {}, torch.cuda.graph_pool_handle()
+    for name, stage in stages.items():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            stage()
+        replays[name] = graph.replay
+    return replays
+
+
+class Marks:
+    """Points in time on a device's own clock, read once at the end: CUDA events, or the host's clock."""
+
+    def __init__(self, device: torch.device):
+        self.cuda = device.type == "cuda"
+        self.marks: list = []
+
+    def mark(self) -> None:
+        if self.cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.marks.append(event)
+        else:
+            self.marks.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """Seconds between neighbouring marks. Waits for the device."""
+        if self.cuda:
+            torch.cuda.synchronize()
+            return [a.elapsed_time(b) / 1e3 for a, b in zip(self.marks, self.marks[1:], strict=False)]
+        return [b - a for a, b in zip(self.marks, self.marks[1:], strict=False)]
