@@ -1,6 +1,7 @@
 """The automatic budget: the rule against brute force, what it learns, the curve it reads."""
 
 import random
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
+from scipy.stats import chisquare
 
+from tests.tiny import make_drafter, make_target
 from tevlib.decoding.budget import (
     PRIOR,
     REPEATS,
@@ -20,7 +23,9 @@ from tevlib.decoding.budget import (
     curve_of,
     never_falling,
 )
+from tevlib.decoding.decode import autoregressive, speculate
 from tevlib.trees.draft_tree import DraftTree
+from tevlib.trees.sampling import target_probs
 from tevlib.trees.verifiers import Verdict
 
 CURVE = CostCurve((0, 8, 16, 32), (0.030, 0.034, 0.040, 0.060))
@@ -149,7 +154,7 @@ def test_a_ladder_times_every_size_as_often():
     """After a warm-up each size comes as often as the others, up and down in turns; one slow round moves no median."""
     ladder = Ladder(16)
     tree = star([0.01] * 16)
-    sizes = [len(ladder.cut(tree)) - 1 for _ in range(ladder.rounds)]
+    sizes = [len(ladder.cut(tree)) - 1 for _ in range(ladder.left)]
     kept = sizes[ladder.warm_up :]
     assert sorted(set(kept)) == [0, 1, 3, 7, 11, 15, 16] and {kept.count(size) for size in kept} == {REPEATS}
     assert sizes[:7] == sizes[7:14][::-1]
@@ -157,3 +162,70 @@ def test_a_ladder_times_every_size_as_often():
     timed[3] = (timed[3][0], 9.0)
     curve = curve_of(timed, measured_s=1.5)
     assert curve.seconds == pytest.approx([0.03 + 0.001 * size for size in curve.sizes]) and curve.measured_s == 1.5
+
+
+PROMPT = [4, 9, 17, 33, 5, 60, 8, 8, 21]
+
+
+@pytest.mark.parametrize("verifier", ["greedy", "tev", "sequential_residual"])
+def test_auto_leaves_the_text_as_it_is(llama, verifier):
+    """At T = 0 the tokens are plain decoding's; rounds are timed once per setting, outside both clocks."""
+    drafter = make_drafter(llama)
+    how = {"max_new_tokens": 40, "stop": ()}
+    first, second = (speculate(llama, drafter, PROMPT, budget="auto", verifier=verifier, **how) for _ in range(2))
+    assert first.tokens == second.tokens == autoregressive(llama, PROMPT, **how).tokens
+    assert first.measuring_s > 10 * second.measuring_s and len(llama.cost_curves[drafter]) == 1
+    (curve,) = llama.cost_curves[drafter].values()
+    assert curve.sizes[0] == 0 and curve.sizes[-1] == 64 and 0 < curve.measured_s <= first.measuring_s
+
+
+@pytest.mark.parametrize("verifier", ["predraw", "sequential_residual", "tev"])
+def test_tokens_of_chosen_trees_follow_the_law(verifier):
+    """Trees whose size follows from scores and from what was accepted before leave the target's law alone: chi-square.
+
+    The curve makes budgets vary with both.
+    """
+    target = make_target(vocab_size=8, hidden_size=16, num_hidden_layers=2)
+    drafter = make_drafter(target, block_size=3, layers=1, taps=(0,), mask_id=5)
+    curve = CostCurve((0, 1, 4, 8), (1.0, 1.05, 1.3, 2.0))
+    counts, sizes, n = Counter(), set(), 600
+    for seed in range(n):
+        answer = speculate(
+            target, drafter, [4, 6], budget=AutoBudget(curve, 8), verifier=verifier, temperature=1.0,
+            max_new_tokens=3, stop=(), seed=seed,
+        )  # fmt: skip
+        counts[tuple(answer.tokens)] += 1
+        sizes |= {len(r.tree) for r in answer.rounds}
+    assert len(sizes) > 2
+    law = {(): 1.0}
+    for _ in range(3):
+        longer = {}
+        for text, mass in law.items():
+            logits, _ = target.prefill(target.new_cache(8), torch.tensor([4, 6, *text]))
+            longer |= {(*text, token): mass * p for token, p in enumerate(target_probs(logits, 1.0).tolist())}
+        law = longer
+    common = [text for text, mass in law.items() if mass * n >= 5]
+    observed = [counts[text] for text in common] + [n - sum(counts[text] for text in common)]
+    expected = [n * law[text] for text in common] + [n * (1 - sum(law[text] for text in common))]
+    assert chisquare(observed, [e * sum(observed) / sum(expected) for e in expected]).pvalue > 1e-3
+
+
+def test_a_budget_of_ones_own_is_used_and_kept(llama):
+    """With a curve given nothing is measured, the trees are the same every time, and the record is the caller's."""
+    runs = []
+    for _ in range(2):
+        auto = AutoBudget(CostCurve((0, 32), (1.0, 1.5)), 32)
+        answer = speculate(llama, make_drafter(llama), PROMPT, budget=auto, temperature=1.0, seed=3, stop=())
+        runs.append((answer.tokens, [len(r.tree) for r in answer.rounds], auto.factor))
+        assert not llama.cost_curves
+    assert runs[0] == runs[1] and runs[0][2] != 1
+
+
+def test_what_no_budget_can_be_is_refused(llama):
+    """Another word than auto, and an automatic budget for a chain of draws, whose law a cut would change."""
+    drafter = make_drafter(llama)
+    with pytest.raises(ValueError, match="budget must be an integer >= 0 or 'auto'; got 'best'"):
+        speculate(llama, drafter, PROMPT, budget="best")
+    for budget in ("auto", AutoBudget(CURVE, 8)):
+        with pytest.raises(ValueError, match="a sampled chain takes a number"):
+            speculate(llama, drafter, PROMPT, budget=budget, builder="sampled_chain", temperature=1.0)

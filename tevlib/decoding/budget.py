@@ -1,9 +1,9 @@
 """How many draft tokens a round is worth: the budget that `budget="auto"` chooses, round by round.
 
-A builder's tree of a smaller budget is a prefix of its tree of a larger one, so a round drafts `largest` nodes and
-keeps the best B of them. What B nodes bring is the drafter's own coverage, the sum of exp(score) over them, times a
-factor that the rounds so far have earned: nodes accepted over nodes expected. What they cost is read from a `CostCurve`
-measured on this machine.
+A builder's tree of a smaller budget is a prefix of its tree of a larger one, so a round drafts more nodes than it will
+need and keeps the best B of them. What B nodes bring is the drafter's own coverage, the sum of exp(score) over them,
+times a factor that the rounds so far have earned: nodes accepted over nodes expected. What they cost is read from a
+`CostCurve` measured on this machine.
 
 **Which B.** Tokens a second over a whole answer is a ratio of sums over rounds, sum(tokens) / sum(seconds), and the
 best ratio is not made of the best ratio of every round: a poor round would be given too large a tree to make up for its
@@ -27,9 +27,11 @@ from statistics import median
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.verifiers import Verdict
 
+AUTO = "auto"
 LARGEST = {"cpu": 64, "cuda": 256}  # where a pass costs what its rows cost, and where rows are nearly free
-SIZES = (0, 1, 3, 7, 11, 15, 23, 31, 47, 63, 64, 95, 127, 191, 255, 256)  # with the root: what matrices are cut in
-REPEATS = 5
+SIZES = (0, 1, 3, 7, 11, 15, 23, 31, 47, 64, 96, 128, 192, 256)  # draft nodes that are timed
+REPEATS = 3
+SPARE = 16
 PRIOR = 4.0  # expected nodes: how long the drafter is believed before its record counts for more
 
 
@@ -68,6 +70,19 @@ class CostCurve:
         return table
 
 
+class FixedBudget:
+    """`largest` nodes in every round."""
+
+    def __init__(self, largest: int):
+        self.largest = self.drafts = largest
+
+    def cut(self, tree: DraftTree) -> DraftTree:
+        return tree
+
+    def observe(self, tree: DraftTree, verdict: Verdict) -> None:
+        """Nothing to learn."""
+
+
 class Ladder:
     """Cuts the trees of successive rounds to all `SIZES` up to `largest` in turn: what a cost curve is measured with.
 
@@ -75,15 +90,19 @@ class Ladder:
     """
 
     def __init__(self, largest: int):
-        self.largest = largest
+        self.largest = self.drafts = largest
         sizes = [size for size in SIZES if size < largest] + [largest]
         self.steps = [size for turn in range(REPEATS + 1) for size in (sizes[::-1] if turn % 2 else sizes)]
         self.warm_up = len(sizes)  # rounds to leave out
-        self.rounds = len(self.steps)
         self.taken = 0
 
+    @property
+    def left(self) -> int:
+        """Rounds still to come."""
+        return len(self.steps) - self.taken
+
     def cut(self, tree: DraftTree) -> DraftTree:
-        size = self.steps[min(self.taken, self.rounds - 1)]
+        size = self.steps[self.taken]
         self.taken += 1
         return tree.prefix(min(size + 1, len(tree)))
 
@@ -103,11 +122,12 @@ def curve_of(timed: Iterable[tuple[int, float]], measured_s: float = 0.0) -> Cos
 class AutoBudget:
     """The budget of one answer's rounds: `cut` each tree, then `observe` what became of it. Costs microseconds.
 
-    largest: nodes that a round drafts, and the most that it can keep.
+    largest: the most nodes that a round can keep. It drafts `drafts` of them: twice what the last round kept and some,
+    so that a tree can grow and a small one is not cut from a large one each time.
     """
 
     def __init__(self, curve: CostCurve, largest: int):
-        self.curve, self.largest = curve, largest
+        self.curve, self.largest, self.drafts = curve, largest, largest
         self.cost = curve.table(largest)
         self.expected, self.accepted = PRIOR, PRIOR
         self.tokens, self.seconds = 1.0, self.cost[0]  # a round without a tree to begin with: the rate can only rise
@@ -132,6 +152,7 @@ class AutoBudget:
         expected = [1 + self.factor * drafted for drafted in coverage]
         budget = choose_budget(expected, self.cost, self.rate)
         self._coverage = coverage[budget]
+        self.drafts = min(self.largest, 2 * budget + SPARE)
         self.tokens += expected[budget]
         self.seconds += self.cost[budget]
         return tree if budget == len(tree) - 1 else tree.prefix(budget + 1)
@@ -140,6 +161,9 @@ class AutoBudget:
         """Count what the verifier accepted of the tree that `cut` returned last."""
         self.expected += self._coverage
         self.accepted += len(verdict.path) - 1
+
+
+Budget = FixedBudget | Ladder | AutoBudget
 
 
 def choose_budget(expected: Sequence[float], cost: Sequence[float], rate: float) -> int:

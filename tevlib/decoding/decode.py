@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tevlib.decoding.budget import AUTO, LARGEST, AutoBudget, Budget, CostCurve, FixedBudget, Ladder, curve_of
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
 from tevlib.decoding.target import Target
 from tevlib.trees.builders import BUILDERS, check_count
@@ -68,6 +69,7 @@ class Generation:
     stop_reason: str
     prefill_s: float
     decode_s: float
+    measuring_s: float = 0.0  # before the prefill: timing rounds for an automatic budget, where none were timed before
 
     @property
     def stage_s(self) -> dict[str, float]:
@@ -145,7 +147,7 @@ def speculate(
     drafter: DFlashDraftModel,
     input_ids: Tensor | list[int],
     *,
-    budget: int = 32,
+    budget: int | str | Budget = 32,
     builder: str = "best_first",
     verifier: str = "tev",
     temperature: float = 0.0,
@@ -160,7 +162,10 @@ def speculate(
     """A `Generation` by tree speculative decoding; its tokens follow the target's own law exactly.
 
     `builder` is one of `BUILDERS` or "sampled_chain" (which judges its own chain by min(1, p / q), whatever
-    `verifier` says); `verifier` one of `VERIFIERS`; `budget` counts non-root nodes. `top_p` and `top_k` filter the
+    `verifier` says); `verifier` one of `VERIFIERS`; `budget` counts non-root nodes, or is "auto": then each round keeps
+    as many as maximise expected tokens a second on this machine (`tevlib.decoding.budget`), by a `cost_curve` that is
+    measured once and kept. Times differ from run to run, and so do such trees and, at T > 0, a seed's tokens (never
+    their law); an `AutoBudget` over a curve of one's own does not. `top_p` and `top_k` filter the
     target's rows before any verifier sees them, so C_p and w are those of the filtered law. The block shrinks near the
     context limit. Hidden states go through the head only where a verifier looks: at internal nodes, and at a leaf if
     the path ends there. `on_round` is handed every round's tree and rows `[N, V]`, outside the clock. A draft with NaN
@@ -172,8 +177,15 @@ def speculate(
     generator = _generator(target, seed)
     if out.full:
         return out.generation([], 0.0, 0.0)
+    measuring = time.perf_counter()
+    if budget == AUTO:
+        how = {"builder": builder, "verifier": verifier, "temperature": temperature, "top_p": top_p, "top_k": top_k}
+        budget = AutoBudget(cost_curve(target, drafter, ids, **how), LARGEST[target.device.type])
+    elif not isinstance(budget, Budget):
+        budget = FixedBudget(check_count(budget, "budget"))
+    measuring = time.perf_counter() - measuring
     clock = Clock(target.device)
-    cache = target.new_cache(len(ids) + out.limit + budget + drafter.block_size)
+    cache = target.new_cache(len(ids) + out.limit + budget.largest + drafter.block_size)
     logits, features = target.prefill(cache, ids, drafter.taps)
     root = _choose(logits, temperature, top_p, top_k, generator)
     prefill_s = clock.lap()
@@ -188,7 +200,7 @@ def speculate(
             target.context_limit - cache.length - 1,
             drafter.config.max_position_embeddings - 1 - cache.length,
         )
-        log_probs = draft(target, drafter, context, root, max(depth, 0)) if budget > 0 else None
+        log_probs = draft(target, drafter, context, root, max(depth, 0)) if budget.largest > 0 else None
         times = {"draft": clock.lap()}
         q = None
         if log_probs is None or len(log_probs) == 0:
@@ -199,9 +211,9 @@ def speculate(
             )
             tree = DraftTree([root], [-1]).to(target.device)
         elif builder == SAMPLED_CHAIN:
-            tree, q = draw_chain(log_probs, budget, root, temperature, generator)
+            tree, q = draw_chain(log_probs, budget.drafts, root, temperature, generator)
         else:
-            tree = BUILDERS[builder](log_probs, budget, root)
+            tree = budget.cut(BUILDERS[builder](log_probs, budget.drafts, root))
         times["build"] = clock.lap()
         hidden, node_features = target.pass_tree(cache, tree, drafter.taps)
         times["verify"] = clock.lap()
@@ -217,6 +229,7 @@ def speculate(
         times["verify"] += head.seconds
         cache.commit(verdict.path)
         features = node_features[torch.tensor(verdict.path, device=target.device)]
+        budget.observe(tree, verdict)
         times["commit"] = clock.lap()
         root = verdict.bonus
         block = [tree.token(node) for node in verdict.path[1:]] + [root]
@@ -228,7 +241,29 @@ def speculate(
             on_round(tree, rows.all())
         rounds.append(Round(tree, law.P, law.w, float(law.coverage), verdict.path, verdict.bonus, emitted, times))
         clock.lap()
-    return out.generation(rounds, prefill_s, decode_s)
+    return out.generation(rounds, prefill_s, decode_s, measuring)
+
+
+def cost_curve(target: Target, drafter: DFlashDraftModel, input_ids: Tensor, **how) -> CostCurve:
+    """The `CostCurve` of rounds behind `input_ids`, from a short decoding with trees of all sizes that is thrown away.
+
+    `how` as in `speculate`. Takes a second or two, once for a drafter, setting, number of threads and some 500 tokens
+    of context; `target` keeps it.
+    """
+    ids = input_ids[: max(target.context_limit // 2, 1)]
+    key = (*how.values(), torch.get_num_threads(), len(ids) // 512)
+    kept = target.cost_curves.setdefault(drafter, {})
+    if key not in kept:
+        start = time.perf_counter()
+        ladder = Ladder(LARGEST[target.device.type])
+        rounds: list[Round] = []
+        while ladder.left:  # most rounds give several tokens, so that one answer does not use them up
+            rounds += speculate(
+                target, drafter, ids, budget=ladder, max_new_tokens=ladder.left + 1, stop=(), seed=0, **how
+            ).rounds
+        timed = [(len(r.tree) - 1, sum(r.times.values())) for r in rounds[ladder.warm_up :]]
+        kept[key] = curve_of(timed, time.perf_counter() - start)
+    return kept[key]
 
 
 def draft(target: Target, drafter: DFlashDraftModel, context, root: int, depth: int) -> Tensor:
@@ -237,9 +272,14 @@ def draft(target: Target, drafter: DFlashDraftModel, context, root: int, depth: 
     return torch.log_softmax(target.logits(drafter.draft(context, block).to(target.dtype)), dim=-1)
 
 
-def check_decode_arguments(budget: int, builder: str, verifier: str, temperature: float) -> None:
+def check_decode_arguments(budget: int | str | Budget, builder: str, verifier: str, temperature: float) -> None:
     """Raises `ValueError` for a bad budget, an unknown builder or verifier, and greedy verification of samples."""
-    check_count(budget, "budget")
+    if isinstance(budget, str) and budget != AUTO:
+        raise ValueError(f"budget must be an integer >= 0 or {AUTO!r}; got {budget!r}")
+    if not isinstance(budget, str | Budget):
+        check_count(budget, "budget")
+    elif builder == SAMPLED_CHAIN:
+        raise ValueError("a sampled chain takes a number as budget: cut by its own draws, it would not have law q")
     if builder not in BUILDERS and builder != SAMPLED_CHAIN:
         raise ValueError(f"unknown builder {builder!r}: choose one of {', '.join([*BUILDERS, SAMPLED_CHAIN])}")
     if verifier not in VERIFIERS:
@@ -311,8 +351,11 @@ class Output:
             self.on_tokens(block)
         return len(block)
 
-    def generation(self, rounds: list[Round], prefill_s: float, decode_s: float) -> Generation:
-        return Generation(self.tokens, rounds, "stop" if self.stopped else self.at_limit, prefill_s, decode_s)
+    def generation(
+        self, rounds: list[Round], prefill_s: float, decode_s: float, measuring_s: float = 0.0
+    ) -> Generation:
+        reason = "stop" if self.stopped else self.at_limit
+        return Generation(self.tokens, rounds, reason, prefill_s, decode_s, measuring_s)
 
 
 def _begin(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +63,7 @@ class Target:
         self.head = model.get_output_embeddings()
         self.vocab_size = self.head.weight.shape[0]
         self.decoder = model.get_decoder()
+        self.cost_curves = WeakKeyDictionary()  # of rounds with a drafter, measured for automatic budgets
 
     @property
     def dtype(self) -> torch.dtype:
