@@ -1,4 +1,4 @@
-"""What the sections of the suite share: the models, prompts, ratios with intervals, a target that a ratio has to meet."""
+"""What the sections of the suite share: the models, prompts, ratios with intervals, lines of the summary."""
 
 from __future__ import annotations
 

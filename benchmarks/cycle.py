@@ -142,7 +142,7 @@ class Watch:
 
 @contextlib.contextmanager
 def watched(target: Target, drafter: DFlashDraftModel) -> Iterator[Watch]:
-    """A `Watch` on the calls of the two models, which are as before afterwards; right where calls do not queue: a CPU."""
+    """A `Watch` on the calls of the two models, as before afterwards; right where calls do not queue: on a CPU."""
     watch = Watch()
     new_cache = target.new_cache
 

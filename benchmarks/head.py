@@ -91,13 +91,13 @@ def judged(target: Target, cache, tree: DraftTree, temperature: float, verifier:
     """The rows of `tree` after one pass and one verdict: all made at once, or those that were asked for."""
     generator = torch.Generator(device=target.device).manual_seed(0)
     hidden, _ = target.pass_tree(cache, tree)
-    rows = DeferredRows(tree, hidden, target.vocab_size, target.logits)
+    rows = DeferredRows(tree, hidden, target.vocab_size, lambda states, _: target.logits(states))
     VERIFIERS[verifier](tree, rows.all() if way == "all rows" else rows, temperature, generator)
     return rows
 
 
 def summary(rounds: Sequence[dict]) -> dict:
-    """Mean milliseconds both ways, mean rows made and nodes, and the share saved with a bootstrap interval over rounds."""
+    """Mean milliseconds both ways, mean rows made and nodes; the share saved, its bootstrap interval over rounds."""
     seconds = {way: np.array([r["seconds"][way] for r in rounds]) for way in WAYS}
     draws = np.random.default_rng(0).integers(len(rounds), size=(2000, len(rounds)))
     shares = 1 - seconds["deferred"][draws].sum(1) / seconds["all rows"][draws].sum(1)
