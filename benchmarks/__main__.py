@@ -90,15 +90,14 @@ def summary(record: dict) -> str:
     """The bars of all sections as lines of text: what, asked, got with its interval, met or missed."""
     where = record["provenance"]
     commit = (where["git_commit"] or "no commit")[:7] + (" and changes" if where["git_dirty"] else "")
-    lines = [
-        f"{where['cpu']}, {record['threads']} threads; {commit}; {'quick form' if record['quick'] else 'full form'}"
-    ]
+    form = "quick form" if record["quick"] else "full form"
+    lines = [f"{where['cpu']}, {record['threads']} threads; {commit}; {form}"]
     for name, section in record["sections"].items():
         lines.append(f"\n{name}: {SECTIONS[name]} ({section['wall_s']:.0f} s)")
         for line in section.get("bars", []):
-            low, high = line["interval"]
             verdict = {True: "met", False: "missed", None: ""}[line["met"]]
-            got = f"{line['value']:.3f} ({low:.3f} to {high:.3f})"
+            spread = "(one prompt)" if line["interval"] is None else "({:.3f} to {:.3f})".format(*line["interval"])
+            got = f"{line['value']:.3f} {spread}"
             lines.append(f"  {line['what']:<78} {got:<26} {line['asked'] or '':<8} {verdict}".rstrip())
     return "\n".join(lines)
 

@@ -50,10 +50,13 @@ def with_interval(
     """`value` of `metric(rows)` and its 95% bootstrap `interval` when the groups `by` are drawn again.
 
     within: a field that groups are drawn again inside of, so that each of its values keeps its number of groups.
+    The interval is None where there is nothing to draw: one group in each.
     """
     strata: dict[object, dict[object, list[dict]]] = {}
     for row in rows:
         strata.setdefault(row[within] if within else None, {}).setdefault(row[by], []).append(row)
+    if all(len(groups) == 1 for groups in strata.values()):
+        return {"value": float(metric(rows)), "interval": None}
     generator = np.random.default_rng(0)
     values = []
     for _ in range(RESAMPLES):

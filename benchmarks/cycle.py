@@ -117,13 +117,14 @@ class Watch:
 
     def start(self) -> None:
         self.seconds = dict.fromkeys(MODEL, 0.0)
-        self.stage = ""  # "draft", "verify", or outside a round
+        self.stage = ""  # "draft", "verify", or outside a round: a prefill, records for the books
 
-    def timed(self, call, part: dict[str, str], stage: str | None = None):
-        """`call` with its time added to the part that `part` has for the stage; `stage`: the one that it begins."""
+    def timed(self, call, part: dict[str, str], begins: str | None = None, after: str | None = None):
+        """`call` with its time added to the part that `part` has for the stage; it begins one, maybe only after one."""
 
         def timed(*arguments, **named):
-            self.stage = stage or self.stage
+            if begins and after in (None, self.stage):
+                self.stage = begins
             start = time.perf_counter()
             result = call(*arguments, **named)
             if self.stage in part:
@@ -154,7 +155,7 @@ def watched(target: Target, drafter: DFlashDraftModel) -> Iterator[Watch]:
     replaced = [
         (drafter, "append_context", watch.timed(drafter.append_context, {"draft": "drafter"}, "draft")),
         (drafter, "draft", watch.timed(drafter.draft, {"draft": "drafter"})),
-        (target.decoder, "forward", watch.timed(target.decoder.forward, {"verify": "target"}, "verify")),
+        (target.decoder, "forward", watch.timed(target.decoder.forward, {"verify": "target"}, "verify", after="draft")),
         (target.head, "forward", watch.timed(target.head.forward, {"draft": "draft head", "verify": "target head"})),
         (target, "new_cache", watched_cache),
     ]

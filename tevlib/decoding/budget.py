@@ -10,7 +10,8 @@ best ratio is not made of the best ratio of every round: a poor round would be g
 fixed cost. With R the best rate that any rule reaches, sum(tokens - R * seconds) is at most 0 for every rule and 0 for
 the best one (Dinkelbach); it is largest when every round's own term is. So each round takes the B that maximises
 tokens(B) - R * seconds(B): R is the price of a second. R is not known, and the rate of the rounds so far stands in for
-it. A rule that maximises against a rate reaches at least that rate, so the estimate climbs to R.
+it, in the first round the best rate of that round alone. A rule that maximises against a rate that some rule reaches
+reaches at least that rate, so the estimate climbs to R.
 
 **Exactness.** B depends on the drafter's rows of this round, on the rounds before it and on the curve, never on the
 target's rows of this round. The tree is then as fixed as any other when the target judges it, and every exact verifier
@@ -32,7 +33,7 @@ LARGEST = {"cpu": 64, "cuda": 256}  # where a pass costs what its rows cost, and
 SIZES = (0, 1, 3, 7, 11, 15, 23, 31, 47, 64, 96, 128, 192, 256)  # draft nodes that are timed
 REPEATS = 3
 SPARE = 16
-PRIOR = 4.0  # expected nodes: how long the drafter is believed before its record counts for more
+PRIOR = 8.0  # expected nodes: how long the drafter is believed before its record counts for more
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class AutoBudget:
         self.curve, self.largest, self.drafts = curve, largest, largest
         self.cost = curve.table(largest)
         self.expected, self.accepted = PRIOR, PRIOR
-        self.tokens, self.seconds = 1.0, self.cost[0]  # a round without a tree to begin with: the rate can only rise
+        self.tokens = self.seconds = 0.0
         self._coverage = 0.0
 
     @property
@@ -139,9 +140,9 @@ class AutoBudget:
         return self.accepted / self.expected
 
     @property
-    def rate(self) -> float:
-        """Tokens a second, by the curve and the calibrated coverage of the rounds so far."""
-        return self.tokens / self.seconds
+    def rate(self) -> float | None:
+        """Tokens a second, by the curve and the calibrated coverage of the rounds so far; None before the first."""
+        return self.tokens / self.seconds if self.seconds else None
 
     def cut(self, tree: DraftTree) -> DraftTree:
         """The prefix of `tree` that is worth most; looks at its scores, at nothing of the target's."""
@@ -150,7 +151,8 @@ class AutoBudget:
         else:
             coverage = cumulative(tree.scores.exp().tolist())
         expected = [1 + self.factor * drafted for drafted in coverage]
-        budget = choose_budget(expected, self.cost, self.rate)
+        rate = self.rate or max(tokens / cost for tokens, cost in zip(expected, self.cost, strict=False))
+        budget = choose_budget(expected, self.cost, rate)
         self._coverage = coverage[budget]
         self.drafts = min(self.largest, 2 * budget + SPARE)
         self.tokens += expected[budget]
