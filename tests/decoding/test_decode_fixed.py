@@ -13,6 +13,7 @@ from tevlib.decoding import cycle as cycle_module
 from tevlib.decoding.cycle import Cycle
 from tevlib.decoding.decode import autoregressive, speculate
 from tevlib.decoding.decode_fixed import decode_fixed
+from tevlib.decoding.target import Target
 from tevlib.trees.exit_law import exit_law
 from tevlib.trees.rows import as_rows
 from tevlib.trees.verifiers import VERIFIERS, draw_exit
@@ -66,6 +67,20 @@ def test_greedy_tokens_are_those_of_speculate(target, aimed, budget):
     for drafter in (make_drafter(target), aimed(target)):
         settings = dict(budget=budget, max_new_tokens=30, stop=NEVER)
         assert_same(decode_fixed(target, drafter, PROMPT, **settings), speculate(target, drafter, PROMPT, **settings))
+
+
+def test_the_attention_of_a_gpu(aimed):
+    """With the attention that a target has on a GPU: the same tokens, and nothing of it reads a value either."""
+    target = make_target("qwen3")
+    target.model.set_attn_implementation("sdpa")
+    target = Target(target.model, target.tokenizer, target.info)
+    drafter = aimed(target)
+    settings = dict(budget=16, max_new_tokens=30, stop=NEVER)
+    cycle = Cycle(target, drafter, 16, 64, 40)
+    got = decode_fixed(target, drafter, PROMPT, cycle=cycle, **settings)
+    assert_same(got, speculate(target, drafter, PROMPT, **settings))
+    with HostReads(refuse=True):
+        cycle.round()
 
 
 @pytest.mark.parametrize("budget", [1, 7, 32])

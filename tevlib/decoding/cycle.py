@@ -91,7 +91,7 @@ class Cycle:
         self.host = torch.zeros(block + 6, dtype=torch.long, pin_memory=device.type == "cuda")
         self.whole = torch.zeros(max_rounds, 2 * nodes + block + 4, **long)
         self.parts = torch.zeros(max_rounds, 3 * nodes, dtype=torch.float64, device=device)
-        self.stages = captured({name: getattr(self, f"_{name}") for name in self.STAGES}, device)
+        self.stages = captured({name: getattr(self, f"_{name}") for name in self.STAGES}, device, before=self._rewind)
 
     @torch.inference_mode()
     def begin(self, ids: Tensor) -> Tensor:
@@ -101,8 +101,6 @@ class Cycle:
         self.cache.kv.length = self.context.kv.length = 0
         logits, features = self.target.prefill(self.cache.kv, ids, self.drafter.taps)
         self.drafter.append_context(self.context.kv, features)
-        self.cache.take_length()
-        self.context.take_length()
         self.mask.begin(len(ids))
         return logits
 
@@ -116,8 +114,9 @@ class Cycle:
             )
         self.root.fill_(token)
         self.limit.fill_(limit)
-        for counter in (self.accepted, self.count, self.number):
-            counter.zero_()
+        self._rewind()
+        self.cache.take_length()
+        self.context.take_length()
         self.is_stop.zero_()
         self.is_stop[[i for i in stop if 0 <= i < len(self.is_stop)]] = True
         self.uniforms.copy_(
@@ -139,6 +138,10 @@ class Cycle:
             torch.cuda.current_stream(self.report.device).synchronize()
         *block, emitted, length, size, stopped, finite, usable = self.host.tolist()
         return Report(block[:emitted], length, size, bool(stopped), bool(finite), bool(usable))
+
+    def _rewind(self) -> None:
+        for counter in (self.accepted, self.count, self.number, self.cache.length, self.context.length):
+            counter.zero_()
 
     def _draft(self) -> None:
         """Log-probabilities `[H, V]` of the next tokens, once the last round's features are in the context."""

@@ -40,8 +40,8 @@ def decode_fixed(
     """The `Generation` of `speculate(..., builder="best_first", verifier="tev")`, by rounds of fixed shape.
 
     `cycle` is one made for this target, drafter, budget and law that has room for the request; by default one is made,
-    which on a GPU captures its graphs: make it once, for the longest request, and hand it to all. Stage times are the device's own.
-    Errors and warnings as in `speculate`; ValueError for a budget below 1.
+    which on a GPU captures its graphs: make it once, for the longest request, and hand it to all. Stage times are the
+    device's own. Errors and warnings as in `speculate`; ValueError for a budget below 1.
     """
     ids, out = _begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
     generator = _generator(target, seed)
