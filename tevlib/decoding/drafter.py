@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen3Config
 
+from tevlib.decoding.attention import grouped_attention
 from tevlib.decoding.cache import KVCache
 from tevlib.decoding.target import Target
 
@@ -83,15 +84,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, mask: Tensor | None):
         batch, n, _ = x.shape
-        query = self.q_norm(self.q_proj(x).view(batch, n, self.heads, self.dim)).transpose(1, 2)
-        groups = self.heads // self.kv_heads
-        stacked = rotate(query, *rope).reshape(batch, self.kv_heads, groups * n, self.dim)
-        scores = torch.matmul(stacked * self.dim**-0.5, keys.transpose(-1, -2))
-        if mask is not None:
+        query = rotate(self.q_norm(self.q_proj(x).view(batch, n, self.heads, self.dim)).transpose(1, 2), *rope)
+        if mask is None:
+            out, _ = grouped_attention(self, query, keys, values, None, self.dim**-0.5)
+        else:  # the training pass: the mask is never repeated for the query heads that share a key head
+            groups = self.heads // self.kv_heads
+            scores = torch.matmul(
+                query.reshape(batch, self.kv_heads, groups * n, self.dim) * self.dim**-0.5, keys.transpose(-1, -2)
+            )
             apart = scores.view(batch, self.kv_heads, groups, n, keys.shape[2])
             scores = apart.masked_fill(~mask, torch.finfo(scores.dtype).min).view_as(scores)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
-        out = torch.matmul(weights, values).view(batch, self.heads, n, self.dim).transpose(1, 2)
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
+            out = torch.matmul(weights, values).view(batch, self.heads, n, self.dim).transpose(1, 2)
         return self.o_proj(out.reshape(batch, n, self.heads * self.dim))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.sampling import at_least_float32
 
-WAVE = 8  # rows that one product makes at nearly the price of one: its time is that of reading the weights
+WAVE = 6  # rows that one product makes at the price of one: its time is that of reading the weights
 
 
 class TensorRows:
@@ -48,7 +48,7 @@ class DeferredRows:
     """Rows [N, V] of `tree`, made by `project` from final hidden states [N, H] when they are asked for, each once.
 
     `project` takes hidden states [k, H] and their nodes [k] to logits [k, V] in float32 or better. A single internal
-    node that is asked for brings along the first of the internal nodes below it: a walk is likely to ask for them next.
+    node that is asked for brings along the best nodes below it: a walk is likely to ask for one of them next.
     """
 
     def __init__(self, tree: DraftTree, hidden: Tensor, vocabulary: int, project: Callable[[Tensor, Tensor], Tensor]):
@@ -87,15 +87,15 @@ class DeferredRows:
         return rows
 
     def _likely_below(self, node: int) -> list[int]:
-        """Internal nodes below an internal `node` whose rows are missing, best first, as many as one product takes."""
-        if not self.tree.children[node]:
-            return []
+        """The first nodes below `node` (the best, in builder order) whose rows are missing, to fill a product."""
         below, found = {node}, []
-        for inner in self.tree.internal:
-            if self.tree.parent(inner) in below:
-                below.add(inner)
-                if inner not in self.made:
-                    found.append(inner)
+        if not self.tree.children[node]:
+            return found
+        for other in range(node + 1, len(self.tree)):
+            if self.tree.parent(other) in below:
+                below.add(other)
+                if other not in self.made:
+                    found.append(other)
                     if len(found) == WAVE - 1:
                         break
         return found
