@@ -1,6 +1,7 @@
 # make reproduce   set up, fetch, run the laptop profile; tables, figures, report
 # make test        set up, fetch, all tests          make quick   the fast ones
 # make lab         JupyterLab on the explorer        make lint    ruff and clean notebooks
+# make bench       the benchmark suite, a quarter of an hour (BENCH=quick: two minutes); a record in runs/bench
 # Variables: PROFILE=smoke|laptop|paper   PYTHON=python3.12   VENV=folder
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 INPUTS := requirements.txt constraints.txt pyproject.toml
 STRIP := --extra-keys "metadata.papermill cell.metadata.papermill" --keep-id
 
-.PHONY: reproduce test quick lab lint clean
+.PHONY: reproduce test quick bench lab lint clean
 
 reproduce: $(VENV)/.runtime
 	@$(BIN)/python -m tevlib fetch
@@ -22,6 +23,10 @@ test: $(VENV)/.development
 
 quick: $(VENV)/.development
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow" $(PYTEST)
+
+bench: $(VENV)/.development
+	@$(BIN)/python -m tevlib fetch
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks $(if $(BENCH),--$(BENCH))
 
 lab: $(VENV)/.runtime
 	$(BIN)/jupyter lab notebooks/11_tree_explorer.ipynb

@@ -26,7 +26,6 @@ SECTIONS = {  # in the order in which they run: the module's `measure(quick) -> 
     "speed": "plain decoding, generate, fixed budgets and the automatic one",
     "cycle": "where a round's time goes",
     "head": "what a deferred head saves",
-    "verifiers": "verifiers and their forms against public code's",
     "builder": "the tree builder against public code's",
 }
 

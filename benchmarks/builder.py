@@ -1,6 +1,6 @@
 """Time of the best-first builder on the CPU beside the plain heap of public code, interleaved in one process.
 
-    OMP_NUM_THREADS=1 python benchmarks/builder.py [--repeats 60]
+    python -m benchmarks.builder [--repeats 60]
 
 Both start from the drafter's log-probabilities and end with tokens, parents, depths, visibility and child maps. Prints
 one JSON line per shape: median microseconds of both and the median of the ratios of neighbouring calls (below 1:
@@ -10,16 +10,13 @@ ours is faster).
 import argparse
 import json
 import statistics
-import sys
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "trees"))
-
-from tree_reference import ddtree_by_heap
-
+from benchmarks.common import told
+from tests.trees.tree_reference import ddtree_by_heap
 from tevlib.trees.builders import best_first_tree
 
 SHAPES = {"smollm2": (7, 49152), "qwen3": (15, 151936)}  # draft rows and vocabulary of the two drafters
@@ -45,26 +42,41 @@ def timed(call, *arguments):
     return (time.perf_counter() - start) * 1e6
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=60)
-    repeats = parser.parse_args().repeats
+def measure(quick: bool = False) -> dict:
+    """Median microseconds of both builders by drafter's shape and budget, the median ratio and its quartiles."""
+    return compare(SHAPES if not quick else {"smollm2": SHAPES["smollm2"]}, repeats=12 if quick else 60)
+
+
+def compare(shapes: dict[str, tuple[int, int]], repeats: int, budgets: Sequence[int] = BUDGETS) -> dict:
+    """What `measure` returns, on one thread, for `shapes` of (draft rows, vocabulary)."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for name, (depths, vocabulary) in SHAPES.items():
+    lines = []
+    for name, (depths, vocabulary) in shapes.items():
         rows = [drafter_like(depths, vocabulary, seed) for seed in range(4)]
-        for budget in BUDGETS:
+        for budget in budgets:
             pairs = []
             for i in range(repeats):
                 block = rows[i % len(rows)]
-                pair = timed(ours, block, budget), timed(ddtree_by_heap, block, budget, 0)
-                pairs.append(pair)
-            mine, theirs = (statistics.median(column) for column in zip(*pairs[len(rows) :], strict=True))
-            ratio = statistics.median(a / b for a, b in pairs[len(rows) :])
-            print(
-                json.dumps(
-                    {"shape": name, "budget": budget, "ours_us": mine, "heap_us": theirs, "ratio": round(ratio, 3)}
-                )
-            )
+                pairs.append((timed(ours, block, budget), timed(ddtree_by_heap, block, budget, 0)))
+            pairs = pairs[len(rows) :]
+            mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+            low, ratio, high = statistics.quantiles((a / b for a, b in pairs), n=4)
+            lines.append({"shape": name, "budget": budget, "ours_us": mine, "heap_us": theirs,
+                          "ratio": {"value": ratio, "interval": [low, high]}})  # fmt: skip
+    torch.set_num_threads(threads)
+    bars = [
+        told(f"time of the builder over public code's heap, {x['shape']}, B = {x['budget']} (quartiles)", x["ratio"])
+        for x in lines
+    ]
+    return {"shapes": lines, "bars": bars}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=60)
+    for line in compare(SHAPES, parser.parse_args().repeats)["shapes"]:
+        print(json.dumps(line))
 
 
 if __name__ == "__main__":

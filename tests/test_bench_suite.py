@@ -1,0 +1,173 @@
+"""The benchmark suite: every section on tiny models, what its numbers add up to, its record and its picture."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import __main__ as bench
+from benchmarks import builder, common, cycle, head, speed
+from tests.tiny import make_drafter, make_target
+from tevlib.sources.prompts import SUITES
+
+TINY = {
+    speed: {"FULL": {"temperatures": {0.0: 2, 1.0: 1}, "tokens": 12, "budgets": (2, 4)}},
+    cycle: {"FULL": {"prompts": 2, "tokens": 10, "budgets": (4, 32), "temperatures": (0.0, 1.0)}},
+    head: {"FULL": {"prompts": 1, "tokens": 8, "budgets": (4,), "temperatures": (0.0, 1.0), "repeats": 1}},
+    builder: {"SHAPES": {"smollm2": (3, 300)}, "BUDGETS": (8,)},
+}
+
+
+@pytest.fixture
+def pair():
+    target = make_target()
+    target.model.generation_config.eos_token_id = target.tokenizer.eos_token_id
+    return target, make_drafter(target)
+
+
+@pytest.fixture
+def prompts(monkeypatch):
+    """Short prompts of made-up token ids in place of the suites'."""
+
+    def some(target, n, suites=SUITES):
+        return [(suite, f"{suite}/{i}", torch.arange(4, 10 + i)) for i in range(n) for suite in suites]
+
+    for section in (speed, cycle, head):
+        monkeypatch.setattr(section, "prompt_ids", some)
+
+
+@pytest.fixture
+def tiny(pair, prompts, home, monkeypatch):
+    """The whole suite on tiny models, its settings cut down; records go to a folder of the test's own."""
+    for section, settings in TINY.items():
+        for name, value in settings.items():
+            monkeypatch.setattr(section, name, value)
+        if section is not builder:
+            monkeypatch.setattr(section, "models", lambda: pair)
+    return home
+
+
+def test_one_command_leaves_a_record_a_picture_and_the_bars(tiny, capsys):
+    """All sections run; every bar is a number with its interval; resuming finds nothing left to do."""
+    path = bench.main([])
+    record = json.loads(path.read_text())
+    assert list(record["sections"]) == list(bench.SECTIONS) and record["provenance"]["cpu"] and not record["quick"]
+    printed = capsys.readouterr().out
+    for section in record["sections"].values():
+        assert section["bars"] and section["wall_s"] > 0
+        for line in section["bars"]:
+            assert line["what"] in printed and isinstance(line["value"], float)
+            assert line["interval"] is None or line["interval"][0] <= line["interval"][1]
+            assert (line["met"] is None) == (line["asked"] is None)
+    assert path.with_suffix(".png").stat().st_size > 10_000
+    before = path.read_text()
+    assert bench.main(["--resume", str(path)]) == path and path.read_text() == before
+
+
+def test_a_record_of_another_run_is_not_gone_on_with(tiny):
+    """Ratios of two machines, thread counts, commits or forms do not go into one record."""
+    path = bench.main(["--only", "builder"])
+    record = json.loads(path.read_text())
+    with pytest.raises(ValueError, match="was begun with quick = False"):
+        bench.main(["--quick", "--resume", str(path)])
+    path.write_text(json.dumps(record | {"provenance": record["provenance"] | {"cpu": "another"}}))
+    with pytest.raises(ValueError, match="begun on another cpu: another"):
+        bench.main(["--resume", str(path)])
+
+
+def test_a_speed_up_is_a_ratio_of_seconds_per_token():
+    """Plain over method, timed tokens only, suites weighed alike; with the prefill all tokens count."""
+    rows = [
+        {"suite": "a", "prompt": 1, "method": "plain", "tokens": 11, "decode_s": 2.0, "whole_s": 3.3},
+        {"suite": "a", "prompt": 1, "method": "8", "tokens": 21, "decode_s": 2.0, "whole_s": 2.1},
+        {"suite": "b", "prompt": 2, "method": "plain", "tokens": 5, "decode_s": 4.0, "whole_s": 4.0},
+        {"suite": "b", "prompt": 2, "method": "8", "tokens": 5, "decode_s": 1.0, "whole_s": 2.0},
+    ]
+    assert speed.by_suite(rows, "plain", "8") == pytest.approx({"a": 2.0, "b": 4.0})
+    assert speed.mean_ratio(rows, "plain", "8") == pytest.approx(3.0)
+    assert speed.mean_ratio(rows, "plain", "8", whole=True) == pytest.approx((3.0 + 2.0) / 2)
+
+
+def test_speed_times_every_method_on_every_prompt(pair, prompts):
+    """One row per prompt and method, generate at T = 0 alone; greedy methods give the same tokens' number."""
+    result = speed.compare(*pair, {0.0: 2, 1.0: 1}, tokens=12, budgets=(2, 4))
+    greedy = [row for row in result["rows"] if row["temperature"] == 0]
+    assert len(greedy) == 8 * 5 and len(result["rows"]) == 8 * 5 + 4 * 4
+    for prompt in {row["prompt"] for row in greedy}:
+        assert len({row["tokens"] for row in greedy if row["prompt"] == prompt}) == 1
+    assert {row["method"] for row in result["rows"] if row["temperature"] == 1} == {"plain", "2", "4", "auto"}
+    best = max(result["speedups"][0.0][m]["value"] for m in ("2", "4", "auto"))
+    assert result["bars"][0]["value"] == best and result["bars"][0]["met"] == (best >= 1.6)
+
+
+def test_parts_of_a_cycle_add_up_to_its_clock(pair, prompts):
+    """Models' parts and ours together are the decode clock; nothing is negative, and the models are as before."""
+    target, drafter = pair
+    before = [set(vars(owner)) for owner in (drafter, target.decoder, target.head, target)]
+    result = cycle.profile(*pair, prompts=2, tokens=16, budgets=(8, 32), temperatures=(0.0, 1.0))
+    assert [set(vars(owner)) - {"cost_curves"} for owner in (drafter, target.decoder, target.head, target)] == [
+        names - {"cost_curves"} for names in before
+    ]
+    for row in result["rows"]:
+        assert sum(row["parts"].values()) == pytest.approx(row["decode_s"])
+        assert all(seconds > 0 for seconds in row["parts"].values())
+    for name, parts in result["ms"].items():
+        assert set(parts) == {*cycle.MODEL, *cycle.OURS}, name
+    ours = sum(row["parts"][part] for row in result["rows"] for part in cycle.OURS)
+    assert cycle.share_of_ours(result["rows"]) == pytest.approx(ours / sum(row["decode_s"] for row in result["rows"]))
+
+
+def test_a_sleeping_model_is_the_models_time_and_a_sleeping_verifier_ours(pair, prompts, monkeypatch):
+    """Time is put where it was spent: the target's pass in `target`, the choice in `decide`; prefills count nowhere."""
+    import time
+
+    from tevlib.decoding import decode
+
+    target, drafter = pair
+
+    def slow(call, seconds):
+        def slowed(*arguments, **named):
+            time.sleep(seconds)
+            return call(*arguments, **named)
+
+        return slowed
+
+    monkeypatch.setattr(target.decoder, "forward", slow(target.decoder.forward, 0.02))
+    monkeypatch.setitem(decode.VERIFIERS, "tev", slow(decode.VERIFIERS["tev"], 0.01))
+    result = cycle.profile(*pair, prompts=1, tokens=8, budgets=(32,), temperatures=(1.0,))
+    ms = result["ms"]["B = 32, T = 1"]
+    assert 20 < ms["target"] < 40 and 10 < ms["decide"] < 20 and max(ms["verify"], ms["commit"], ms["emit"]) < 10
+
+
+def test_the_head_is_saved_rows_and_not_rounds(pair, prompts):
+    """Both ways see the same rounds; the deferred one makes fewer rows than the tree has nodes."""
+    result = head.compare(*pair, prompts=1, tokens=12, budgets=(8,), temperatures=(0.0,), repeats=1)
+    (own,) = result["settings"].values()
+    assert own["rounds"] > 4 and own["nodes"] == 9 and 1 <= own["rows_made"] < 9 and set(own["ms"]) == set(head.WAYS)
+
+
+def test_intervals_hold_their_value_and_keep_strata():
+    """A bootstrap within suites keeps both suites in every draw; one prompt a suite leaves nothing to draw."""
+    rows = [{"suite": s, "prompt": f"{s}{i}", "x": i + 10 * (s == "b")} for s in "ab" for i in range(20)]
+    mean = lambda some: sum(r["x"] for r in some) / len(some)  # noqa: E731
+    apart = common.with_interval(mean, rows)["interval"]
+    low, high = common.with_interval(mean, rows, within="suite")["interval"]
+    assert apart[0] < low < mean(rows) < high < apart[1]
+    assert common.with_interval(mean, rows[:1])["interval"] is None
+
+
+def test_orders_rotate():
+    """Every method is first as often as the others, and each follows another one in turn."""
+    orders = [common.rotated("abc", place) for place in range(6)]
+    assert sorted(order[0] for order in orders) == sorted("abcabc") and len({tuple(o) for o in orders}) == 6
+
+
+@pytest.mark.slow
+def test_the_quick_form_on_the_shipped_drafter(home):
+    """The real target and drafter: a cycle's share, its picture, the head's saving."""
+    path = bench.main(["--quick", "--only", "cycle", "head"])
+    record = json.loads(path.read_text())
+    (saved, *_) = record["sections"]["head"]["bars"]
+    shares = [line["value"] for line in record["sections"]["cycle"]["bars"]]
+    assert 0 < saved["value"] < 1 and all(0 < share < 0.5 for share in shares)
+    assert path.with_suffix(".png").is_file()
