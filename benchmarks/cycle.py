@@ -161,8 +161,11 @@ def watched(target: Target, drafter: DFlashDraftModel) -> Iterator[Watch]:
     ]
     with contextlib.ExitStack() as stack:
         for owner, name, call in replaced:
-            owner.__dict__[name] = call
-            stack.callback(owner.__dict__.pop, name)
+            if name in vars(owner):
+                stack.callback(vars(owner).__setitem__, name, vars(owner)[name])
+            else:
+                stack.callback(vars(owner).pop, name)
+            vars(owner)[name] = call
         yield watch
 
 

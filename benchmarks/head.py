@@ -26,8 +26,16 @@ from tevlib.trees.rows import DeferredRows
 from tevlib.trees.verifiers import VERIFIERS
 
 WAYS = ("all rows", "deferred")
-FULL = {"prompts": 1, "tokens": 48, "budgets": (16, 32, 64), "temperatures": (0.0, 1.0), "repeats": 3}
-QUICK = {"prompts": 1, "tokens": 12, "budgets": (16,), "temperatures": (0.0,), "repeats": 1}
+VERIFIED = ("sequential_residual",)
+FULL = {
+    "prompts": 1,
+    "tokens": 48,
+    "budgets": (16, 32, 64),
+    "temperatures": (0.0, 1.0),
+    "verifiers": VERIFIED,
+    "repeats": 3,
+}
+QUICK = {"prompts": 1, "tokens": 12, "budgets": (16,), "temperatures": (0.0,), "verifiers": VERIFIED, "repeats": 1}
 
 
 def measure(quick: bool = False) -> dict:
@@ -43,16 +51,21 @@ def compare(
     tokens: int,
     budgets: Sequence[int],
     temperatures: Sequence[float],
+    verifiers: Sequence[str],
     repeats: int,
-    verifier: str = "tev",
     stop=None,
 ) -> dict:
     """What `measure` returns, from the rounds of `prompts` prompts a suite."""
-    settings = [(budget, temperature) for budget in budgets for temperature in temperatures]
+    settings = [  # at T = 0 all verifiers walk along the argmax
+        (budget, temperature, verifier)
+        for budget in budgets
+        for temperature in temperatures
+        for verifier in (verifiers if temperature > 0 else verifiers[:1])
+    ]
     todo = prompt_ids(target, prompts)
     result: dict = {"settings": {}, "bars": []}
     with tqdm(total=len(settings) * len(todo), desc="head", unit="answer") as bars:
-        for budget, temperature in settings:
+        for budget, temperature, verifier in settings:
             rounds = []
             for seed, (_, _, ids) in enumerate(todo):
                 how = {"budget": budget, "temperature": temperature, "verifier": verifier, "seed": seed}
@@ -60,8 +73,9 @@ def compare(
                 rounds += replay(target, ids, answer, temperature, verifier, repeats)
                 bars.update()
             own = summary(rounds)
-            result["settings"][f"B = {budget}, T = {temperature:g}"] = own
-            result["bars"].append(told(f"saved by the deferred head, B = {budget}, T = {temperature:g}", own["saved"]))
+            name = f"B = {budget}, T = {temperature:g}" + (f", {verifier}" if temperature > 0 else "")
+            result["settings"][name] = own
+            result["bars"].append(told(f"share of pass and verdict saved by the deferred head, {name}", own["saved"]))
     return result
 
 

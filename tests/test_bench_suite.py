@@ -13,7 +13,16 @@ from tevlib.sources.prompts import SUITES
 TINY = {
     speed: {"FULL": {"temperatures": {0.0: 2, 1.0: 1}, "tokens": 12, "budgets": (2, 4)}},
     cycle: {"FULL": {"prompts": 2, "tokens": 10, "budgets": (4, 32), "temperatures": (0.0, 1.0)}},
-    head: {"FULL": {"prompts": 1, "tokens": 8, "budgets": (4,), "temperatures": (0.0, 1.0), "repeats": 1}},
+    head: {
+        "FULL": {
+            "prompts": 1,
+            "tokens": 8,
+            "budgets": (4,),
+            "temperatures": (0.0, 1.0),
+            "verifiers": head.VERIFIED,
+            "repeats": 1,
+        }
+    },
     builder: {"SHAPES": {"smollm2": (3, 300)}, "BUDGETS": (8,)},
 }
 
@@ -123,7 +132,7 @@ def test_a_sleeping_model_is_the_models_time_and_a_sleeping_verifier_ours(pair, 
 
     from tevlib.decoding import decode
 
-    target, drafter = pair
+    target, _ = pair
 
     def slow(call, seconds):
         def slowed(*arguments, **named):
@@ -141,7 +150,7 @@ def test_a_sleeping_model_is_the_models_time_and_a_sleeping_verifier_ours(pair, 
 
 def test_the_head_is_saved_rows_and_not_rounds(pair, prompts):
     """Both ways see the same rounds; the deferred one makes fewer rows than the tree has nodes."""
-    result = head.compare(*pair, prompts=1, tokens=12, budgets=(8,), temperatures=(0.0,), repeats=1)
+    result = head.compare(*pair, prompts=1, tokens=12, budgets=(8,), temperatures=(0.0,), verifiers=("tev",), repeats=1)
     (own,) = result["settings"].values()
     assert own["rounds"] > 4 and own["nodes"] == 9 and 1 <= own["rows_made"] < 9 and set(own["ms"]) == set(head.WAYS)
 
