@@ -78,8 +78,8 @@ class AimedDrafter(DFlashDraftModel):
         self.target, self.text, self.decoy = target, text, decoy
         return self
 
-    def draft(self, cache, block):
-        super().draft(cache, block)
+    def draft(self, cache, block, features=None):
+        super().draft(cache, block, features)
         return self._aimed(cache.length, len(block)).to(block.dtype)
 
     def draft_blocks(self, context, blocks, anchors):

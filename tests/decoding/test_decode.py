@@ -181,6 +181,20 @@ def test_drafter_keeps_nothing_of_its_blocks(llama):
     assert torch.equal(*kept)
 
 
+@pytest.mark.parametrize("new", [0, 1, 3])
+def test_a_draft_may_bring_its_context_along(llama, new):
+    """New features in the draft's own pass: the same rows and the same context as appending them first."""
+    drafter = make_drafter(llama)
+    features, block = torch.randn(9, 64), torch.randn(8, 32)
+    apart, together = drafter.new_cache(32), drafter.new_cache(32)
+    drafter.append_context(apart, features)
+    drafter.append_context(together, features[: 9 - new])
+    expected, got = drafter.draft(apart, block), drafter.draft(together, block, features[9 - new :])
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    assert together.length == apart.length == 9
+    torch.testing.assert_close(together.store[..., :9, :], apart.store[..., :9, :], atol=1e-5, rtol=1e-5)
+
+
 def test_block_of_one_or_two(llama):
     """block_size 1 is plain decoding; 2 proposes one token."""
     expected = autoregressive(llama, PROMPT, max_new_tokens=12, stop=NEVER).tokens

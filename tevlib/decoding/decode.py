@@ -194,16 +194,16 @@ def speculate(
     rounds: list[Round] = []
     decode_s = 0.0
     while not out.full:
-        drafter.append_context(context, features)
         depth = min(
             drafter.depth,
             target.context_limit - cache.length - 1,
             drafter.config.max_position_embeddings - 1 - cache.length,
         )
-        log_probs = draft(target, drafter, context, root, max(depth, 0)) if budget.largest > 0 else None
+        drafts = budget.largest > 0 and depth > 0  # else never again: the context at hand no longer matters
+        log_probs = draft(target, drafter, context, root, depth, features) if drafts else None
         times = {"draft": clock.lap()}
         q = None
-        if log_probs is None or len(log_probs) == 0:
+        if log_probs is None:
             tree = DraftTree([root], [-1]).to(target.device)
         elif bool(log_probs[:, 0].isnan().any()):  # one NaN, or nothing finite, makes a whole row of log_softmax NaN
             warnings.warn(
@@ -266,10 +266,15 @@ def cost_curve(target: Target, drafter: DFlashDraftModel, input_ids: Tensor, **h
     return kept[key]
 
 
-def draft(target: Target, drafter: DFlashDraftModel, context, root: int, depth: int) -> Tensor:
-    """Draft log-probabilities `[depth, V]` (float32) of the next `depth` tokens after `root`, one marginal per row."""
+def draft(
+    target: Target, drafter: DFlashDraftModel, context, root: int, depth: int, features: Tensor | None = None
+) -> Tensor:
+    """Draft log-probabilities `[depth, V]` (float32) of the next `depth` tokens after `root`, one marginal per row.
+
+    `features` are those of accepted tokens that the drafter's `context` does not hold yet; it does afterwards.
+    """
     block = block_embeddings(target, drafter, torch.tensor(root, device=target.device))[: depth + 1]
-    return torch.log_softmax(target.logits(drafter.draft(context, block).to(target.dtype)), dim=-1)
+    return torch.log_softmax(target.logits(drafter.draft(context, block, features).to(target.dtype)), dim=-1)
 
 
 def check_decode_arguments(budget: int | str | Budget, builder: str, verifier: str, temperature: float) -> None:

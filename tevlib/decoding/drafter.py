@@ -165,20 +165,24 @@ class DFlashDraftModel(PreTrainedModel):
             cache.update(*layer.self_attn.keys_values(context, rope), i)
         cache.commit(list(range(n)))
 
-    def draft(self, cache: KVCache, block: Tensor) -> Tensor:
+    def draft(self, cache: KVCache, block: Tensor, features: Tensor | None = None) -> Tensor:
         """Final hidden states `[n - 1, H]` of rows 1 .. n - 1 for `block [n, H]`: embeddings of anchor and masks.
 
-        The anchor sits at position `cache.length`, right behind the committed context; the block sees the context and
-        all of itself, and leaves nothing in the cache.
+        `features [c, K * H]` of newly accepted tokens are committed first, as by `append_context`, in the same pass.
+        The anchor sits right behind the committed context; the block sees the context and all of itself, and leaves
+        nothing in the cache.
         """
-        n = len(block)
-        rope = self.rotary(torch.arange(cache.length, cache.length + n, device=self.device)[None])
         x = block[None].to(self.dtype)
+        context = x[:, :0] if features is None else self.fuse(features[None])
+        n = context.shape[1]
+        rope = self.rotary(torch.arange(cache.length, cache.length + n + len(block), device=self.device)[None])
+        own = (rope[0][:, n:], rope[1][:, n:])
         for i, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)
-            keys, values = cache.update(*layer.self_attn.keys_values(normed, rope), i)
-            x = x + layer.self_attn(normed, rope, keys, values, mask=None)
+            keys, values = cache.update(*layer.self_attn.keys_values(torch.cat([context, normed], 1), rope), i)
+            x = x + layer.self_attn(normed, own, keys, values, mask=None)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
+        cache.commit(list(range(n)))
         return self.norm(x)[0, 1:]
 
     def forward(self, features: Tensor, blocks: Tensor, anchors: Tensor) -> Tensor:
