@@ -189,7 +189,7 @@ def picture(result: dict):
             whole = sum(result["ms"][name].values())
             text = f"{whole:.0f} ms" if axis is left else f"{end:.1f} ms, {end / whole:.1%}"
             axis.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", color=INK, fontsize=11)
-        axis.set_xlim(0, 1.35 * max(ends))
+        axis.set_xlim(0, (1.3 if axis is left else 1.6) * max(ends))
         axis.grid(False, axis="y")
         axis.set_xlabel("milliseconds of a round")
     left.set_yticks(range(len(names)), names)
