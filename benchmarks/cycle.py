@@ -153,8 +153,7 @@ def watched(target: Target, drafter: DFlashDraftModel) -> Iterator[Watch]:
         return cache
 
     replaced = [
-        (drafter, "append_context", watch.timed(drafter.append_context, {"draft": "drafter"}, "draft")),
-        (drafter, "draft", watch.timed(drafter.draft, {"draft": "drafter"})),
+        (drafter, "draft", watch.timed(drafter.draft, {"draft": "drafter"}, "draft")),
         (target.decoder, "forward", watch.timed(target.decoder.forward, {"verify": "target"}, "verify", after="draft")),
         (target.head, "forward", watch.timed(target.head.forward, {"draft": "draft head", "verify": "target head"})),
         (target, "new_cache", watched_cache),
