@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tree_reference import assert_same_law, enumerate_law, joint_law, log_rows, random_case
+from tree_reference import assert_same_law, enumerate_law, exits_in_order, joint_law, log_rows, random_case
 
 from tevlib.trees import verifiers
 from tevlib.trees.draft_tree import DraftTree
@@ -133,6 +133,65 @@ def pruned_by_score(tree, logits):
     return walk(tree, logits, lambda p, token, removed: float(p[token] >= without(p, [token]).max()), without)
 
 
+def descent(tree, logits, total, inside, bonus_weights):
+    """TEV's descent with given total(children's masses, mass outside), new u inside(target, mass) and bonus weights."""
+    node, u = 0, verifiers.uniform(None)
+    while True:
+        p = logits[node].softmax(-1)
+        masses = [float(p[tree.token(child)]) for child in tree.children[node]]
+        target = u * total(masses, 1 - sum(masses))
+        for child, mass in zip(tree.children[node], masses, strict=True):
+            if target < mass:
+                node, u = child, inside(target, mass)
+                break
+            target -= mass
+        else:
+            tokens = [tree.token(child) for child in tree.children[node]]
+            return Verdict(node, tree.node_path(node), draw(bonus_weights(p, tokens)))
+
+
+def correct_descent(tree, logits):
+    """The same scaffold with the right rules."""
+    return descent(tree, logits, lambda masses, rest: 1.0, lambda target, mass: target / mass, without)
+
+
+def u_is_not_rescaled(tree, logits):
+    """The descent that takes the same u to the next node."""
+    u = []
+
+    def total(masses, rest):
+        return 1.0
+
+    def inside(target, mass):
+        u.append(target)
+        return u[0]
+
+    return descent(tree, logits, total, inside, without)
+
+
+def children_without_the_exit(tree, logits):
+    """The descent that divides a node's interval among its children alone, wherever there are any."""
+    return descent(tree, logits, lambda masses, rest: sum(masses) or 1.0, lambda target, mass: target / mass, without)
+
+
+def descent_with_a_full_row(tree, logits):
+    """The descent whose bonus comes from p_v."""
+    return descent(tree, logits, lambda masses, rest: 1.0, lambda target, mass: target / mass, lambda p, tokens: p)
+
+
+def mass_outside_with_the_children(tree, logits):
+    """The descent that sums the whole row for the mass outside the children."""
+    return descent(tree, logits, lambda masses, rest: 1 + sum(masses), lambda target, mass: target / mass, without)
+
+
+def exit_without_what_was_reached(tree, logits):
+    """TEV that draws the exit from rho instead of w = P rho."""
+    law = exit_law(tree, logits)
+    node = draw(law.rho * (law.P > 0))
+    tokens = [tree.token(child) for child in tree.children[node]]
+    return Verdict(node, tree.node_path(node), draw(without(logits[node].softmax(-1), tokens)))
+
+
 BROKEN = [
     softmax_of_a_point_mass,
     divided_by_the_maximum,
@@ -144,6 +203,11 @@ BROKEN = [
     exit_then_parent_residual,
     shared_uniform,
     pruned_by_score,
+    u_is_not_rescaled,
+    children_without_the_exit,
+    descent_with_a_full_row,
+    mass_outside_with_the_children,
+    exit_without_what_was_reached,
 ]
 
 
@@ -156,10 +220,20 @@ def check_exactness(verifier, monkeypatch):
             verdict = verifier(tree, log_rows(probs))
             return verdict.node, verdict.bonus
 
-        assert_same_law(enumerate_law(run, monkeypatch, verifiers), joint_law(tokens, parents, probs))
+        pieces = [w for _, w in exits_in_order(tokens, parents, probs)]
+        law = enumerate_law(run, monkeypatch, verifiers, (verifiers, "uniform"), pieces=pieces)
+        assert_same_law(law, joint_law(tokens, parents, probs))
 
 
-@pytest.mark.parametrize("verifier", [correct, lambda tree, x: verifiers.tev(tree, x, 1.0, None)])
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        correct,
+        correct_descent,
+        lambda tree, x: verifiers.tev_parallel(tree, x, 1.0, None),
+        lambda tree, x: verifiers.tev_descent(tree, x, 1.0, None),
+    ],
+)
 def test_right_rules_pass(verifier, monkeypatch):
     """The scaffold of the broken verifiers passes with the right rules, and so does TEV."""
     check_exactness(verifier, monkeypatch)

@@ -36,9 +36,11 @@ def arguments(tree, logits, padding=0, height=None):
     return tokens, parents, ancestors, rows, tree.height if height is None else height
 
 
-def draw(tree, logits, temperature=1.0, uniforms=HALF, padding=0, height=None):
+def draw(tree, logits, temperature=1.0, uniforms=HALF, padding=0, height=None, inner=None):
     *tensors, height = arguments(tree, logits, padding, height)
-    return exit_draw(*tensors, temperature, uniforms, height)
+    if inner is not None:  # those with children, the root again, and a leaf
+        inner = torch.tensor([*tree.internal, 0, *([len(tree) - 1] * inner)])
+    return exit_draw(*tensors, temperature, uniforms, height, inner)
 
 
 def cases():
@@ -50,12 +52,13 @@ def cases():
         yield random_case([-1, *(rng.randrange(max(0, node - 3), node) for node in range(1, 12))], 6, seed)
 
 
+@pytest.mark.parametrize("inner", [None, 1])
 @pytest.mark.parametrize("padding", [0, 3])
-def test_weights_are_the_exit_law(padding):
+def test_weights_are_the_exit_law(padding, inner):
     """P and w are those of `exit_law`, and padding nodes, whose rows are NaN, have none."""
     for tree, _, probs in cases():
         law = exit_law(tree, log_rows(probs))
-        drawn = draw(tree, log_rows(probs), padding=padding)
+        drawn = draw(tree, log_rows(probs), padding=padding, inner=inner)
         assert torch.allclose(drawn.P[: len(tree)], law.P, atol=1e-14)
         assert torch.allclose(drawn.w[: len(tree)], law.w, atol=1e-14)
         assert not drawn.w[len(tree) :].any() and drawn.finite
@@ -74,7 +77,7 @@ def fixed_shape_law(tree, logits, temperature, monkeypatch, **shapes):
     return law
 
 
-@pytest.mark.parametrize("shapes", [{}, {"padding": 2, "height": 7}])
+@pytest.mark.parametrize("shapes", [{}, {"padding": 2, "height": 7}, {"inner": 0}, {"inner": 2, "padding": 1}])
 def test_joint_law_on_every_small_tree(shapes, monkeypatch):
     """(exit node, bonus) has exactly the law of the target's own continuation, padded or not."""
     for tree, tokens, probs in cases():
@@ -92,7 +95,7 @@ def test_joint_law_at_a_temperature(temperature, monkeypatch):
     assert_same_law(law, joint_law(tokens, tree.parents.tolist(), heated))
 
 
-def test_equal_uniforms_give_equal_draws_whatever_the_padding():
+def test_equal_uniforms_give_equal_draws_whatever_the_shape():
     """A round padded to a larger shape decides what it decided unpadded (a root alone, too)."""
     generator = torch.Generator().manual_seed(0)
     for tree, _, probs in [*cases(), (DraftTree([0], [-1]), [0], [[0.3, 0.7]])]:
@@ -100,9 +103,10 @@ def test_equal_uniforms_give_equal_draws_whatever_the_padding():
         logits = log_rows(probs, torch.float32)
         for temperature in (1.0, 0.6, 0):
             plain = draw(tree, logits, temperature, uniforms)
-            padded = draw(tree, logits, temperature, uniforms, padding=4, height=tree.height + 3)
-            assert (plain.node, plain.bonus, plain.length) == (padded.node, padded.bonus, padded.length)
-            assert padded.path[: len(plain.path)].tolist() == plain.path.tolist()
+            for inner in (None, 0, 3):
+                padded = draw(tree, logits, temperature, uniforms, padding=4, height=tree.height + 3, inner=inner)
+                assert (plain.node, plain.bonus, plain.length) == (padded.node, padded.bonus, padded.length)
+                assert padded.path[: len(plain.path)].tolist() == plain.path.tolist()
 
 
 def test_greedy_is_the_longest_argmax_match():
@@ -167,9 +171,11 @@ def test_nothing_waits_for_the_device(temperature):
     tree, logits = toy(torch.float32)
     *tensors, height = arguments(tree, logits, padding=2)
     off = [x.to("meta") for x in [*tensors, HALF]]
+    inner = torch.tensor(tree.internal).to("meta")
     with NoHost():
         exit_draw(*tensors, temperature, HALF, height)
         drawn = exit_draw(*off[:4], temperature, off[4], height)
+        exit_draw(*off[:4], temperature, off[4], height, inner)
     assert {field.device.type for field in drawn} == {"meta"}
     assert drawn.path.shape == (height + 1,) and drawn.w.shape == (len(tree) + 2,)
 

@@ -13,6 +13,7 @@ from tree_reference import (
     assert_same_law,
     chi_square_p,
     enumerate_law,
+    exits_in_order,
     joint_law,
     log_rows,
     parent_arrays,
@@ -23,12 +24,28 @@ from tree_reference import (
 )
 from tree_reference import exit_law as naive_exit_law
 
+from tevlib.trees import predraw as predraw_forms
 from tevlib.trees import verifiers
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.exit_law import exit_law
-from tevlib.trees.verifiers import VERIFIERS, greedy, predraw, sequential_residual, tev
+from tevlib.trees.rows import DeferredRows, as_rows
+from tevlib.trees.verifiers import (
+    VERIFIERS,
+    descend,
+    greedy,
+    predraw,
+    predraw_reference,
+    sequential_residual,
+    tev,
+    tev_descent,
+    tev_parallel,
+)
 
-SAMPLERS = [predraw, sequential_residual, tev]
+SAMPLERS = [verifier for verifier in VERIFIERS.values() if verifier is not greedy]
+BATCHED = (predraw, predraw_reference)  # draw at every node
+SEAMS = (
+    (verifiers, "categorical"), (verifiers, "uniform"), (predraw_forms, "categorical"), (predraw_forms, "multinomial")
+)  # fmt: skip
 
 
 def exact_law(verifier, tree, logits, monkeypatch, temperature=1.0):
@@ -39,7 +56,9 @@ def exact_law(verifier, tree, logits, monkeypatch, temperature=1.0):
         assert verdict.path == tree.node_path(verdict.node) and verdict.length == len(verdict.path)
         return verdict.node, verdict.bonus
 
-    return enumerate_law(run, monkeypatch, verifiers)
+    laws = (logits.double() / temperature).softmax(-1).tolist()
+    pieces = [w for _, w in exits_in_order(tree.tokens.tolist(), tree.parents.tolist(), laws)]
+    return enumerate_law(run, monkeypatch, *SEAMS, pieces=pieces)
 
 
 def small_cases(verifier):
@@ -47,9 +66,9 @@ def small_cases(verifier):
     for seed, parents in enumerate(parent_arrays(5)):
         # Predraw has V ** N outcomes, so its vocabulary shrinks as the tree grows.
         sizes = {1: 6, 2: 6, 3: 6, 4: 4, 5: 3}
-        vocabulary = max(sizes[len(parents)] if verifier is predraw else 6, max(map(parents.count, parents)))
+        vocabulary = max(sizes[len(parents)] if verifier in BATCHED else 6, max(map(parents.count, parents)))
         yield random_case(parents, vocabulary, seed)
-    if verifier is not predraw:
+    if verifier not in BATCHED:
         rng = random.Random(1)
         for seed in range(20):
             parents = [-1, *(rng.randrange(max(0, node - 3), node) for node in range(1, 12))]
@@ -293,11 +312,12 @@ def test_verifiers_agree_in_law_not_in_path():
     """Equal seeds give different verdicts (the verifiers use different draws) but samples of one law."""
     tree, logits = toy(torch.float32)
     verdicts = {}
-    for verifier in SAMPLERS:
+    distinct = [verifier for verifier in SAMPLERS if verifier is not tev]  # here it is one of the others
+    for verifier in distinct:
         generator = torch.Generator().manual_seed(11)
         verdicts[verifier] = [verifier(tree, logits, 1.0, generator) for _ in range(4000)]
     nodes = {verifier: [verdict.node for verdict in many] for verifier, many in verdicts.items()}
-    for a, b in itertools.combinations(SAMPLERS, 2):
+    for a, b in itertools.combinations(distinct, 2):
         assert nodes[a] != nodes[b]
     for many in nodes.values():
         assert chi_square_p(Counter(many), dict(enumerate(T1_W)), 4000) > 1e-3
@@ -321,10 +341,113 @@ def test_tev_makes_one_exit_draw_and_one_bonus_draw(monkeypatch):
 
     monkeypatch.setattr(verifiers, "categorical", spy)
     tree, logits = toy()
-    tev(tree, logits, 1.0, None)
+    tev_parallel(tree, logits, 1.0, None)
     assert shapes == [(4,), (4,)]
-    tev(DraftTree([0, 1], [-1, 0]), torch.zeros(2, 9), 1.0, None)
+    tev_parallel(DraftTree([0, 1], [-1, 0]), torch.zeros(2, 9), 1.0, None)
     assert shapes[2:] == [(2,), (9,)]
+
+
+def law_cases():
+    """Small trees and larger ones with their laws, as `small_cases` has them for verifiers that walk."""
+    return small_cases(tev_descent)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_descent_divides_the_unit_interval(dtype):
+    """w(v) is the measure of u that exits at v: whatever u in v's interval, from end to end, exits at v."""
+    margin = 1e-9 if dtype == torch.float64 else 1e-5
+    for tree, tokens, probs in law_cases():
+        logits, left = as_rows(log_rows(probs, dtype)), 0.0
+        for node, w in exits_in_order(tokens, tree.parents.tolist(), probs):
+            for u in (left + margin, left + w / 2, left + w - margin):
+                if w > 2 * margin and 0 <= u < 1:
+                    assert descend(tree, logits, 1.0, u)[0] == node, f"u = {u}"
+            left += w
+        assert left == pytest.approx(1)
+
+
+@pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_descent_exits_where_there_is_mass(u, dtype):
+    """At both ends of [0, 1) the exit has w > 0 and a residual, rounding or no rounding."""
+    for tree, tokens, probs in law_cases():
+        node, residual = descend(tree, as_rows(log_rows(probs, dtype)), 1.0, u)
+        w = dict(exits_in_order(tokens, tree.parents.tolist(), probs))
+        assert w[node] > 0 and residual.sum() > 0
+        assert not residual[[tokens[child] for child in tree.children[node]]].any()
+
+
+@pytest.mark.parametrize("verifier", [tev_parallel, tev_descent])
+def test_children_far_below_the_largest_logit(verifier):
+    """A row whose children are too unlikely to serve as its reference exits there, with the right bonus."""
+    logits = torch.full((3, 8), -300.0)
+    logits[:, 5] = 400.0
+    verdict = verifier(DraftTree([0, 1, 2], [-1, 0, 1]), logits, 1.0, torch.Generator().manual_seed(0))
+    assert (verdict.node, verdict.bonus) == (0, 5)
+    logits[0, 1] = 1200.0  # and one whose child holds everything is followed
+    verdict = verifier(DraftTree([0, 1, 2], [-1, 0, 1]), logits, 1.0, torch.Generator().manual_seed(0))
+    assert (verdict.node, verdict.bonus) == (1, 5)
+
+
+def asked_for(verifier, tree, logits, generator):
+    """The verdict on deferred rows, and the nodes of each product that it made."""
+    products = []
+
+    def project(hidden, nodes):
+        products.append(nodes.tolist())
+        return hidden
+
+    return verifier(tree, DeferredRows(tree, logits, logits.shape[1], project), 1.0, generator), products
+
+
+def test_rows_that_are_not_needed_are_not_asked_for():
+    """The parallel form asks for the internal rows in one product, and for the exit's if it is a leaf; the descent and
+    lazy predraw never for a leaf that is not the exit; equal seeds decide alike on deferred rows and on a tensor."""
+    rng = random.Random(0)
+    parents = [-1, *(rng.randrange(max(0, node - 5), node) for node in range(1, 30))]
+    tree, _, probs = random_case(parents, 9, 4)
+    logits = log_rows(probs, torch.float32)
+    leaves = set(range(len(tree))) - set(tree.internal)
+    for name in ("tev", "tev_parallel", "tev_descent", "predraw_lazy", "sequential_residual"):
+        for seed in range(20):
+            verdict, products = asked_for(VERIFIERS[name], tree, logits, torch.Generator().manual_seed(seed))
+            assert leaves & {node for product in products for node in product} <= {verdict.node}, name
+            if name == "tev_parallel":
+                assert products == [tree.internal] + [[verdict.node]] * (verdict.node in leaves)
+            assert verdict == VERIFIERS[name](tree, logits, 1.0, torch.Generator().manual_seed(seed))
+    for name in ("predraw", "predraw_reference"):
+        assert asked_for(VERIFIERS[name], tree, logits, torch.Generator())[1] == [list(range(len(tree)))]
+
+
+def test_a_recorded_law_asks_for_internal_rows_only():
+    """`exit_law` of deferred rows, its coverage and w, without one leaf; a residual law asks for its own row."""
+    tree, logits = toy()
+    law, products = asked_for(lambda tree, rows, *_: exit_law(tree, rows), tree, logits, None)
+    assert products == [[0, 1]] and torch.allclose(law.w, exit_law(tree, logits).w)
+    law.residual(3)
+    assert products == [[0, 1], [3]]
+
+
+def test_the_device_form_decides_as_the_law_says():
+    """What `tev_parallel` does off the CPU, run on it: chi-square against the exact joint law, and NaN is named."""
+    tree, logits = toy(torch.float32)
+    generator, counts = torch.Generator().manual_seed(0), Counter()
+    for _ in range(4000):
+        verdict = verifiers.tev_on_device(tree, as_rows(logits), 1.0, generator)
+        assert verdict.path == tree.node_path(verdict.node)
+        counts[verdict.node, verdict.bonus] += 1
+    assert chi_square_p(counts, joint_law([0, 0, 1, 2], [-1, 0, 0, 1], T1_PROBS), 4000) > 1e-3
+    logits[1, 0] = math.nan
+    with pytest.raises(ValueError, match="node 1 has a NaN"):
+        verifiers.tev_on_device(tree, as_rows(logits), 1.0, generator)
+
+
+def test_tev_chooses_its_form_by_device(monkeypatch):
+    """The descent on a CPU, the parallel form elsewhere."""
+    monkeypatch.setattr(verifiers, "tev_descent", lambda *_: "descent")
+    monkeypatch.setattr(verifiers, "tev_parallel", lambda *_: "parallel")
+    tree, logits = toy()
+    assert tev(tree, logits, 1.0, None) == "descent" and tev(tree, logits.to("meta"), 1.0, None) == "parallel"
 
 
 @pytest.mark.parametrize("verifier", SAMPLERS)

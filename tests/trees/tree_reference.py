@@ -89,16 +89,38 @@ class PathEnumerator:
         return choice
 
 
-def enumerate_law(run, monkeypatch, *modules):
-    """{result: probability} of `run()`, exact, with the categorical draw of `modules` enumerated."""
+def enumerate_law(run, monkeypatch, *seams, pieces=()):
+    """{result: probability} of `run()`, exact, with all draws enumerated.
+
+    seams: (module, name) of every function that draws, `name(weights, generator)`, or a module for its `categorical`;
+    `uniform(generator)` is enumerated as the middle of one of `pieces`, lengths that divide [0, 1).
+    """
     enumerator = PathEnumerator()
     law = {}
+
+    def uniform(generator):
+        weights = torch.tensor(list(pieces), dtype=torch.float64)
+        piece = int(enumerator.categorical(weights, generator))
+        return float(weights[:piece].sum() + weights[piece] / 2)
+
     with monkeypatch.context() as patch:
-        for module in modules:
-            patch.setattr(module, "categorical", enumerator.categorical)
+        for seam in seams:
+            module, name = seam if isinstance(seam, tuple) else (seam, "categorical")
+            patch.setattr(module, name, uniform if name == "uniform" else enumerator.categorical)
         for probability, result in enumerator.paths(run):
             law[result] = law.get(result, 0.0) + probability
     return law
+
+
+def exits_in_order(tokens, parents, probs):
+    """[(node, w)] in depth-first order, a node after all that is below it."""
+    _, _, w = exit_law(tokens, parents, probs)
+    kids = children_of(parents)
+
+    def below(node):
+        return [exit for kid in kids[node] for exit in below(kid)] + [(node, max(0.0, w[node]))]
+
+    return below(0)
 
 
 def assert_same_law(law, expected, tolerance=1e-12):

@@ -10,7 +10,14 @@ SUITE_NAMES = {
     "average": "Average",
 }
 METRICS = {"speedup": "SR", "tau": "τ"}
-VERIFIER_NAMES = VERIFIERS | {"sequential_residual": "Sequential residual", "greedy": "Greedy"}
+VERIFIER_NAMES = VERIFIERS | {
+    "predraw_reference": "Predraw, reference",
+    "predraw_lazy": "Predraw, lazy",
+    "sequential_residual": "Sequential residual",
+    "tev_parallel": "TEV, parallel",
+    "tev_descent": "TEV, descent",
+    "greedy": "Greedy",
+}
 METHOD_NAMES = {
     "ddtree": "DDTree",
     "opd": "Draft-OPD",

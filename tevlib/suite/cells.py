@@ -25,7 +25,10 @@ from tevlib.suite.paths import from_repository, repository
 PROFILES = ("smoke", "laptop", "paper")
 # The names that tevlib.trees and tevlib.decoding go by, kept here so that planning loads no torch.
 BUILDERS = ("best_first", "chain", "opt_tree", "sampled_chain")
-VERIFIERS = ("greedy", "predraw", "sequential_residual", "tev")
+VERIFIERS = (
+    "greedy", "predraw", "predraw_reference", "predraw_lazy", "sequential_residual",
+    "tev", "tev_parallel", "tev_descent",
+)  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 SHAPES = ("own", "qwen3_4b")
 LATENCY_TABLE = "table3"  # its cells are `VerifierCell`s

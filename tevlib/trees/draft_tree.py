@@ -98,6 +98,12 @@ class DraftTree:
         return sorted(set(self._parents[1:]))
 
     @cached_property
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """The non-root nodes [N - 1] sorted by parent, then by node, and each one's parent's place in `internal`."""
+        parents, order = self.parents[1:].sort(stable=True)
+        return order + 1, torch.searchsorted(torch.tensor(self.internal, device=self.device), parents)
+
+    @cached_property
     def ancestors(self) -> Tensor:
         """[N, N] bool: row i is True at the ancestors of i and at i itself (the tree attention mask)."""
         rows = [1]  # a node's row as the bits of an integer

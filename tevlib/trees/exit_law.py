@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from tevlib.trees.draft_tree import DraftTree
-from tevlib.trees.sampling import at_least_float32, check_rows, check_temperature, is_greedy, target_probs
+from tevlib.trees.row_masses import edges_and_outside
+from tevlib.trees.rows import Rows, TensorRows
+from tevlib.trees.sampling import (
+    at_least_float32,
+    check_rows,
+    check_temperature,
+    is_greedy,
+    row_weights,
+    target_probs,
+)
 
 _ROW_SUM_TOLERANCE = 1e-4
-_CPU_CHUNK = 2**19  # row entries normalised at a time on a CPU, so that the work stays in its cache
-_DEVICE_CHUNK = 2**27  # and elsewhere, to bound the memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +38,7 @@ class ExitLaw:
     w: Tensor
     log_P: Tensor
     edge_log_probs: Tensor
-    _rows: Tensor = field(repr=False)  # [N, V] the logits (temperature given) or the probabilities (None)
+    _rows: Rows = field(repr=False)  # [N, V] the logits (temperature given) or the probabilities (None)
     _temperature: float | None = field(repr=False)
 
     @property
@@ -52,9 +59,25 @@ class ExitLaw:
         self._check_node(node)
         if self.rho[node] == 0:
             raise ValueError(f"node {node}: its children hold all target mass (rho = 0), so it has no residual law")
-        residual = _laws(self._rows[node], self._temperature).clone()
-        residual[[self.tree.token(child) for child in self.tree.children[node]]] = 0
-        return residual / residual.sum()
+        weights = self.residual_weights(node)
+        return weights / weights.sum()
+
+    def residual_weights(self, node: int) -> Tensor:
+        """[V] what p_res of `node` is proportional to; all 0 where rho is 0.
+
+        Raises ValueError naming `node` when its row has a NaN or +inf or nothing else than -inf.
+        """
+        self._check_node(node)
+        row = self._rows[node].detach()
+        if self._temperature is None:
+            weights = row.clone()
+        elif is_greedy(self._temperature):
+            weights = target_probs(row, self._temperature, label=f"node {node}")
+        else:
+            weights = row_weights(row, self._temperature, f"node {node}")
+        if children := self.tree.children[node]:
+            weights[[self.tree.token(child) for child in children]] = 0
+        return weights
 
     def one_step_gain(self, node: int, token: int) -> Tensor:
         """Coverage gained by adding the missing child `token` to `node`: P(v) p_v(a), a scalar (Eq. 12).
@@ -81,30 +104,36 @@ class ExitLaw:
 
 
 def exit_law(
-    tree: DraftTree, logits: Tensor | None = None, temperature: float = 1.0, *, probs: Tensor | None = None
+    tree: DraftTree, logits: Tensor | Rows | None = None, temperature: float = 1.0, *, probs: Tensor | None = None
 ) -> ExitLaw:
     """The `ExitLaw` of `tree` under the target rows p_v, from `logits` [N, V] at `temperature` or from `probs` [N, V].
 
     Row i belongs to node i; -inf logits are tokens of probability 0. A greedy temperature gives the law of the one-hot
-    lowest-id argmax. The rows of leaves are not normalised: every continuation that reaches a leaf exits there.
-    The mass outside the children is summed itself, never taken as 1 - (their mass), so that it cannot be negative and
-    keeps its digits when the children hold nearly all. Results are detached from the autograd graph.
+    lowest-id argmax. The rows of leaves are not normalised: every continuation that reaches a leaf exits there. Of
+    `Rows`, which may be deferred, those of leaves are not even asked for. The mass outside the children is summed
+    itself, never taken as 1 - (their mass), so that it cannot be negative and keeps its digits when the children hold
+    nearly all. Results are detached from the autograd graph.
 
-    Raises ValueError for shapes that do not fit the tree, NaN or infinite rows (naming the node), a draft token outside
-    the vocabulary, rows of `probs` that are no laws, and a temperature other than 1 with `probs`.
+    Raises ValueError for shapes that do not fit the tree, NaN or infinite rows (naming the node; a tensor's leaves are
+    looked at too), a draft token outside the vocabulary, rows of `probs` that are no laws, and a temperature other than
+    1 with `probs`.
     """
     if (logits is None) == (probs is None):
         raise ValueError("exit_law needs either logits or probs, and not both")
     temperature = check_temperature(temperature)
-    rows = at_least_float32((logits if probs is None else probs).detach())
-    check_shape(tree, rows)
     if probs is not None:
         if temperature != 1:
             raise ValueError(f"probs are a law already; give logits to use temperature {temperature}")
-        _check_laws(rows)
-    else:
-        check_rows(rows.amax(-1), "node")
-    return _laws_of([tree], rows, None if probs is not None else temperature)[0]
+        rows = TensorRows(probs.detach())
+        check_shape(tree, rows)
+        _check_laws(rows.logits)
+        return _laws_of([tree], [rows], rows.logits, None, tree.internal)[0]
+    rows = TensorRows(logits.detach()) if isinstance(logits, Tensor) else logits
+    check_shape(tree, rows)
+    if isinstance(logits, Tensor):
+        check_rows(rows.logits.amax(-1), "node")
+    chosen, places = rows.within(tree.internal)
+    return _laws_of([tree], [rows], chosen, temperature, places)[0]
 
 
 def exit_laws(trees: list[DraftTree], rows: Tensor, temperature: float = 1.0) -> list[ExitLaw]:
@@ -117,81 +146,53 @@ def exit_laws(trees: list[DraftTree], rows: Tensor, temperature: float = 1.0) ->
     sizes = [len(tree) for tree in trees]
     if rows.ndim != 2 or len(rows) != sum(sizes):
         raise ValueError(f"one row per node: expected [{sum(sizes)}, V]; got {tuple(rows.shape)}")
-    for tree, own in zip(trees, rows.split(sizes) if sizes else (), strict=True):
+    parts = rows.split(sizes) if sizes else ()
+    for tree, own in zip(trees, parts, strict=True):
         check_shape(tree, own)
     check_rows(rows.amax(-1), "row")
-    return _laws_of(trees, rows, temperature)
-
-
-def _laws_of(trees: list[DraftTree], rows: Tensor, temperature: float | None) -> list[ExitLaw]:
-    """The laws of `trees`, whose checked rows lie one after the other; `temperature` None: rows are laws already."""
-    inner, kids, tokens, owners = [], [], [], []  # rows of internal nodes; edges: child, its token, place in `inner`
-    sizes, starts = [], [0]
+    places, start = [], 0
     for tree in trees:
-        owners += [len(inner) + i for i, node in enumerate(tree.internal) for _ in tree.children[node]]
-        below = [kid for node in tree.internal for kid in tree.children[node]]
-        kids.append(below)
-        tokens += [tree.token(kid) for kid in below]
-        inner += [starts[-1] + node for node in tree.internal]
-        sizes.append(len(tree.internal))
-        starts.append(starts[-1] + len(tree))
-    edges, outsides = _edges_and_outside(rows, temperature, inner, owners, tokens)
-    laws, first, row = [], 0, 0
-    device = trees[0].device if trees else rows.device
-    edges, outsides = edges.to(device), outsides.to(device)
-    for tree, below, size, start in zip(trees, kids, sizes, starts, strict=False):
-        edge, outside = edges[first : first + len(below)], outsides[row : row + size]
-        place = [i for i, node in enumerate(tree.internal) for _ in tree.children[node]]
-        internal, child, owner = (
-            torch.tensor(x, dtype=torch.long, device=device) for x in (tree.internal, below, place)
-        )
+        places += [start + node for node in tree.internal]
+        start += len(tree)
+    return _laws_of(trees, [TensorRows(own) for own in parts], rows, temperature, places)
+
+
+def _laws_of(
+    trees: list[DraftTree], rows: list[Rows], chosen: Tensor, temperature: float | None, places: Sequence[int]
+) -> list[ExitLaw]:
+    """The laws of `trees` with their `rows`; `places` of the internal nodes' rows, tree by tree, in `chosen` [M, V].
+
+    `temperature` None: the rows are laws already.
+    """
+    names = [node for tree in trees for node in tree.internal]
+    owners, tokens, start = [], [], 0
+    for tree in trees:
+        child, owner = tree.edges
+        owners.append(owner + start)
+        tokens.append(tree.tokens[child])
+        start += len(tree.internal)
+    device = trees[0].device if trees else chosen.device
+    owners, tokens = (torch.cat(x).to(chosen.device) if x else chosen.new_empty(0).long() for x in (owners, tokens))
+    edges, outsides = (x.to(device) for x in edges_and_outside(chosen, temperature, places, owners, tokens, names))
+    laws, first, start = [], 0, 0
+    for tree, own in zip(trees, rows, strict=True):
+        child, owner = tree.edges
+        edge, outside = edges[first : first + len(child)], outsides[start : start + len(tree.internal)]
         # From here on a few float64 numbers per node: P and rho of one node come from the same total, so the exit law
         # sums to 1 whatever was rounded in the rows.
         total = outside.index_add(0, owner, edge.exp())
         edge_log_probs = edge.new_zeros(len(tree)).index_copy_(0, child, edge - total.log()[owner])
-        rho = torch.ones_like(edge_log_probs).index_copy_(0, internal, outside / total)
+        rho = torch.ones_like(edge_log_probs)
+        rho[tree.internal] = outside / total
         log_P = _sum_over_ancestors(tree, edge_log_probs)
         P = log_P.exp()
-        fields = (x.to(rows.dtype) for x in (P, rho, P * rho, log_P, edge_log_probs))
-        laws.append(ExitLaw(tree, *fields, _rows=rows[start : start + len(tree)], _temperature=temperature))
-        first, row = first + len(below), row + size
+        fields = torch.stack([P, rho, P * rho, log_P, edge_log_probs]).to(chosen.dtype)
+        laws.append(ExitLaw(tree, *fields, _rows=own, _temperature=temperature))
+        first, start = first + len(edge), start + len(outside)
     return laws
 
 
-def _laws(rows: Tensor, temperature: float | None) -> Tensor:
-    """The target laws of `rows`: at `temperature`, or the rows themselves when they are laws already (None)."""
-    return rows if temperature is None else target_probs(rows, temperature)
-
-
-def _edges_and_outside(
-    rows: Tensor, temperature: float | None, inner: list[int], owners: list[int], tokens: list[int]
-) -> tuple[Tensor, Tensor]:
-    """float64 log p of each edge, and the mass outside the children of each of the rows `inner`, on the rows' device.
-
-    Edge e leaves the row `inner[owners[e]]` (ascending) with `tokens[e]`.
-    """
-    edge = torch.empty(len(owners), dtype=torch.float64, device=rows.device)
-    outside = torch.empty(len(inner), dtype=torch.float64, device=rows.device)
-    internal, owner, children = (torch.tensor(x, dtype=torch.long).to(rows.device) for x in (inner, owners, tokens))
-    step = max(1, (_DEVICE_CHUNK if rows.is_cuda else _CPU_CHUNK) // rows.shape[-1])
-    first = 0
-    for start in range(0, len(inner), step):
-        last = bisect_left(owners, start + step)
-        chunk = rows.index_select(0, internal[start : start + step])
-        laws = _laws(chunk, temperature)
-        row, token = owner[first:last] - start, children[first:last]
-        if temperature is None or is_greedy(temperature):
-            edge[first:last] = laws[row, token].double().log()
-        else:  # measured from the row's largest entry, so that an unlikely edge does not underflow
-            below = (chunk[row, token].double() - chunk.amax(-1).double()[row]) / temperature
-            edge[first:last] = below + laws.amax(-1).double().log()[row]
-        laws[row, token] = 0
-        outside[start : start + step] = laws.sum(-1)
-        first = last
-    return edge, outside
-
-
-def check_shape(tree: DraftTree, rows: Tensor) -> None:
+def check_shape(tree: DraftTree, rows: Tensor | Rows) -> None:
     """None; ValueError unless `rows` is [N, V] with one row per node and every draft token inside the vocabulary."""
     if len(rows.shape) != 2 or rows.shape[0] != len(tree):
         raise ValueError(f"one row per node: expected [{len(tree)}, V]; got {tuple(rows.shape)}")

@@ -41,24 +41,32 @@ def exit_draw(
     temperature: float,
     uniforms: Tensor,
     height: int,
+    inner: Tensor | None = None,
 ) -> ExitDraw:
     """The `ExitDraw` of Algorithm 1: one node drawn from w, then one token from the residual law of its row.
 
     tokens, parents [n] long; ancestors [n, n] bool, row i True at the ancestors of i and at i (the tree's attention
     mask; a padding node's row at itself alone); logits [n, V], row i that of node i; uniforms [2] float64 in [0, 1),
-    drawn by the caller, one for each draw; height: depth of the deepest node that any round may have. At a greedy
-    temperature it is the longest argmax match, the law of one-hot rows, and the uniforms play no part.
+    drawn by the caller, one for each draw; height: depth of the deepest node that any round may have; inner [m] long,
+    m > 0: the nodes whose rows are normalised, all that have children and any others (repeated ones do no harm), or
+    None for all n. At a greedy temperature it is the longest argmax match, the law of one-hot rows, and the uniforms
+    play no part.
     """
     logits = at_least_float32(logits)
     if is_greedy(temperature):
         return _greedy_draw(tokens, parents, ancestors, logits, height)
-    laws = unchecked_probs(logits, temperature)
     is_edge = parents >= 0
-    owner, token = parents.clamp(min=0), torch.where(is_edge, tokens, 0)
+    parent, token = parents.clamp(min=0), torch.where(is_edge, tokens, 0)
+    if inner is None:
+        laws, owner = unchecked_probs(logits, temperature), parent
+    else:
+        laws = unchecked_probs(logits.index_select(0, inner), temperature)
+        places = torch.arange(len(inner), device=inner.device)
+        owner = torch.zeros_like(parent).index_copy_(0, inner, places).index_select(0, parent)
     edge = take_out(laws, owner, token, is_edge)
-    P, w = exit_weights(owner, is_edge, ancestors, edge, laws.sum(-1).double())
+    P, w = exit_weights(parent, owner, is_edge, ancestors, edge, laws.sum(-1).double())
     node = inverse_cdf(w[None], uniforms[:1, None])
-    residual = laws.index_select(0, node)
+    residual = laws.index_select(0, node) if inner is None else _residual(logits, node, parents, token, temperature)
     bonus = inverse_cdf(residual, uniforms[1:, None])
     finite = (w.sum() + residual.sum()).isfinite()
     path, length = path_to(node, ancestors, height)
@@ -75,20 +83,27 @@ def take_out(laws: Tensor, row: Tensor, token: Tensor, is_edge: Tensor) -> Tenso
 
 
 def exit_weights(
-    owner: Tensor, is_edge: Tensor, ancestors: Tensor, edge: Tensor, outside: Tensor
+    parent: Tensor, owner: Tensor, is_edge: Tensor, ancestors: Tensor, edge: Tensor, outside: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """P and w [n] float64 (Eqs. 2 and 4) from the mass of each node's `edge` and that `outside` each node's children.
+    """P and w [n] float64 (Eqs. 2 and 4) from the mass [n] of each node's `edge` and that `outside` children [m].
 
-    The two parts of a row are divided by their own sum, so w sums to 1 whatever was rounded in the rows.
+    `owner` [n] is the place of each node's `parent` among the m rows. The two parts of a row are divided by their own
+    sum, so w sums to 1 whatever was rounded in the rows.
     """
-    inside = torch.zeros_like(outside).index_add_(0, owner, edge)
-    is_inner = torch.zeros_like(outside).index_add_(0, owner, is_edge.double()) > 0
-    total = inside + outside
-    rho = torch.where(is_inner, outside / total, 1)
-    step = torch.where(is_edge, edge / total.index_select(0, owner), 0)
+    total = outside.index_add(0, owner, edge).index_select(0, owner)
+    step = torch.where(is_edge, edge / total, 0)
+    exits = torch.where(is_edge, outside.index_select(0, owner) / total, 1)  # the parent's rho, at each child
+    rho = torch.ones_like(step).scatter_reduce_(0, parent, exits, "amin")
     step[0] = 1  # the root is reached; padding is not
     P = torch.where(ancestors, step, 1).prod(-1)
     return P, torch.where(P > 0, P * rho, P)  # a row that is never reached may hold anything
+
+
+def _residual(logits: Tensor, node: Tensor, parents: Tensor, token: Tensor, temperature: float) -> Tensor:
+    """[1, V] the law of the row of `node` [1] without the tokens of its children."""
+    law = unchecked_probs(logits.index_select(0, node), temperature)
+    take_out(law, torch.zeros_like(token), token, parents == node)
+    return law
 
 
 def path_to(node: Tensor, ancestors: Tensor, height: int) -> tuple[Tensor, Tensor]:

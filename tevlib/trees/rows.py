@@ -39,6 +39,10 @@ class TensorRows:
         """The rows [k, V] of `nodes`, float32 or better."""
         return self.logits[torch.tensor(nodes, dtype=torch.long, device=self.device)]
 
+    def within(self, nodes: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
+        """`take(nodes)` without a copy: a matrix [M, V] and the places of the rows in it."""
+        return self.logits, nodes
+
     def all(self) -> Tensor:
         """Every row [N, V], float32 or better."""
         return self.logits
@@ -74,6 +78,10 @@ class DeferredRows:
             if len(missing) == len(nodes):
                 return fresh
         return torch.stack([self.made[node] for node in nodes])
+
+    def within(self, nodes: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
+        """A matrix [M, V] and the places of the rows of `nodes` in it."""
+        return self.take(nodes), range(len(nodes))
 
     def all(self) -> Tensor:
         """Every row [N, V], float32 or better."""

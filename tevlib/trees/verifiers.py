@@ -1,8 +1,9 @@
 """Exact path verifiers on a fixed draft tree: greedy, predraw-and-follow, sequential residual, and TEV.
 
-All share the signature `(tree, logits, temperature, generator) -> Verdict`. On one tree the last three realise the same
-law of (exit node, bonus token), w(v) p_res(a) (Theorem 1, Corollaries 1 and 2). They use different numbers of draws, so
-equal seeds give equal laws, not equal texts. At a greedy temperature all are the longest argmax match.
+All share the signature `(tree, rows, temperature, generator) -> Verdict`; `rows` are the target's logits [N, V], or
+`Rows` that are made when they are asked for. On one tree all but `greedy` realise the same law of (exit node, bonus
+token), w(v) p_res(a) (Theorem 1, Corollaries 1 and 2). They use different numbers of draws, so equal seeds give equal
+laws, not equal texts. At a greedy temperature all are the longest argmax match.
 
 That token equality is enough, whatever proposed the tree: an emitted token is always a draw from the target's own row,
 and the tree only decides which rows are at hand. No draft probability enters; a tree that was *sampled* and is to be
@@ -11,65 +12,34 @@ judged by its draft probabilities belongs to `tevlib.trees.sampled_chain`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import torch
 from torch import Tensor
 
 from tevlib.trees.draft_tree import DraftTree
-from tevlib.trees.exit_law import ExitLaw, check_shape, exit_law
-from tevlib.trees.sampling import argmax_lowest, categorical, check_rows, is_greedy, target_probs
+from tevlib.trees.exit_law import check_shape
+from tevlib.trees.fixed_shape import exit_draw
+from tevlib.trees.predraw import predraw, predraw_lazy, predraw_reference
+from tevlib.trees.row_masses import edges_and_outside
+from tevlib.trees.rows import Rows, as_rows
+from tevlib.trees.sampling import (
+    categorical,
+    check_rows,
+    is_greedy,
+    relative_weights,
+    row_weights,
+    target_probs,
+    uniform,
+)
+from tevlib.trees.verdict import Verdict, greedy
+
+ALMOST_1 = math.nextafter(1, 0)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What a verifier decided: the exit `node`, the node indices of its `path` from the root, and the `bonus` token."""
-
-    node: int
-    path: list[int]
-    bonus: int
-
-    @property
-    def length(self) -> int:
-        """L = D + 1: accepted draft tokens plus the bonus token."""
-        return len(self.path)
-
-
-def greedy(tree: DraftTree, logits: Tensor, temperature: float, generator: torch.Generator | None = None) -> Verdict:
-    """The `Verdict` of the longest argmax match: follow the child that holds the row's lowest-id argmax.
-
-    Exact for temperature 0 only; raises ValueError at a sampling temperature, where it would emit another law.
-    """
-    if not is_greedy(temperature):
-        raise ValueError(f"greedy verification is exact at temperature 0 only; got {temperature}")
-    check_shape(tree, logits)
-    node = 0
-    while True:
-        row = logits[node]
-        token = argmax_lowest(row)
-        check_rows(row[token], f"node {node}")
-        child = tree.child(node, int(token))
-        if child is None:
-            return Verdict(node, tree.node_path(node), int(token))
-        node = child
-
-
-def predraw(tree: DraftTree, logits: Tensor, temperature: float, generator: torch.Generator) -> Verdict:
-    """The `Verdict` of predraw-and-follow (A.4.1): one token drawn at every node, children followed while they match.
-
-    Raises ValueError naming the node whose logits are NaN or infinite.
-    """
-    if is_greedy(temperature):
-        return greedy(tree, logits, temperature)
-    check_shape(tree, logits)
-    drawn = categorical(target_probs(logits, temperature, label="node"), generator).tolist()
-    node = 0
-    while (child := tree.child(node, drawn[node])) is not None:
-        node = child
-    return Verdict(node, tree.node_path(node), drawn[node])
-
-
-def sequential_residual(tree: DraftTree, logits: Tensor, temperature: float, generator: torch.Generator) -> Verdict:
+def sequential_residual(
+    tree: DraftTree, rows: Tensor | Rows, temperature: float, generator: torch.Generator
+) -> Verdict:
     """The `Verdict` of child-by-child tests with residual renormalisation (A.4.2, Eqs. 45-53), in node order.
 
     Draft probabilities play no part (q = 1): child u is followed with its mass under the current residual, and a
@@ -77,11 +47,12 @@ def sequential_residual(tree: DraftTree, logits: Tensor, temperature: float, gen
     naming a visited node whose logits are NaN or infinite.
     """
     if is_greedy(temperature):
-        return greedy(tree, logits, temperature)
-    check_shape(tree, logits)
+        return greedy(tree, rows, temperature)
+    rows = as_rows(rows)
+    check_shape(tree, rows)
     node = 0
     while True:
-        residual = target_probs(logits[node], temperature, label=f"node {node}")
+        residual = target_probs(rows[node].detach(), temperature, label=f"node {node}")
         follow = None
         for child in tree.children[node]:
             token = tree.token(child)
@@ -97,21 +68,123 @@ def sequential_residual(tree: DraftTree, logits: Tensor, temperature: float, gen
         node = follow
 
 
-def tev(tree: DraftTree, logits: Tensor, temperature: float, generator: torch.Generator) -> Verdict:
-    """The `Verdict` of Tree Exit Verification (Algorithm 1): one exit draw from w, one bonus draw from its residual.
+def tev(tree: DraftTree, rows: Tensor | Rows, temperature: float, generator: torch.Generator) -> Verdict:
+    """The `Verdict` of Tree Exit Verification (Algorithm 1) in the form that suits the device of the rows.
 
-    Raises ValueError naming the node whose logits are NaN or infinite.
+    `tev_descent` on a CPU, `tev_parallel` elsewhere. Raises ValueError naming a node whose logits mattered and are NaN
+    or infinite.
+    """
+    form = tev_descent if as_rows(rows).device.type == "cpu" else tev_parallel
+    return form(tree, rows, temperature, generator)
+
+
+def tev_parallel(tree: DraftTree, rows: Tensor | Rows, temperature: float, generator: torch.Generator) -> Verdict:
+    """The `Verdict` of TEV with all of w at hand: one exit draw from w, one bonus draw from the exit's residual.
+
+    Asks for the rows of internal nodes, all at once, and then for the exit's. Off the CPU it is `exit_draw`, and one
+    copy to the host. Raises ValueError naming an internal node, or an exit, whose logits are NaN or infinite.
     """
     if is_greedy(temperature):
-        return greedy(tree, logits, temperature)
-    return draw_exit(exit_law(tree, logits, temperature), generator)
+        return greedy(tree, rows, temperature)
+    rows = as_rows(rows)
+    check_shape(tree, rows)
+    if rows.device.type != "cpu":
+        return tev_on_device(tree, rows, temperature, generator)
+    node = int(categorical(exit_weights_of(tree, rows, temperature), generator))
+    residual = row_weights(rows[node].detach(), temperature, f"node {node}")
+    if children := tree.children[node]:
+        residual.index_fill_(0, tree.tokens[children], 0)
+    return Verdict(node, tree.node_path(node), int(categorical(residual, generator)))
 
 
-def draw_exit(law: ExitLaw, generator: torch.Generator) -> Verdict:
-    """The `Verdict` drawn from an exit law at hand: two independent draws, never over nodes x vocabulary."""
-    node = int(categorical(law.w, generator))
-    bonus = int(categorical(law.residual(node), generator))
-    return Verdict(node, law.tree.node_path(node), bonus)
+def exit_weights_of(tree: DraftTree, rows: Rows, temperature: float) -> Tensor:
+    """w [N] float64 on the CPU, that of `exit_law` without what a draw does not need; asks for internal rows only."""
+    child, owner = tree.edges
+    chosen, places = rows.within(tree.internal)
+    edge, outside = edges_and_outside(chosen.detach(), temperature, places, owner, tree.tokens[child], tree.internal)
+    edge = edge.exp_()
+    total = outside.index_add(0, owner, edge)
+    step = edge.new_ones(len(tree)).index_copy_(0, child, edge / total[owner])
+    P = torch.where(tree.ancestors, step, 1).prod(-1)
+    rho = torch.ones_like(step).index_copy_(0, torch.tensor(tree.internal, dtype=torch.long), outside / total)
+    return P * rho
 
 
-VERIFIERS = {"greedy": greedy, "predraw": predraw, "sequential_residual": sequential_residual, "tev": tev}
+def tev_on_device(tree: DraftTree, rows: Rows, temperature: float, generator: torch.Generator) -> Verdict:
+    """`tev_parallel` by `exit_draw`, whose two numbers and flag come to the host together."""
+    logits = rows.all().detach()
+    uniforms = torch.rand(2, dtype=torch.float64, generator=generator, device=generator.device).to(logits.device)
+    inner = torch.tensor(tree.internal or [0]).to(logits.device, non_blocking=True)
+    on = tree.to(logits.device) if tree.device != logits.device else tree
+    drawn = exit_draw(on.tokens, on.parents, on.ancestors, logits, temperature, uniforms, tree.height, inner)
+    node, bonus, finite = torch.stack([drawn.node, drawn.bonus, drawn.finite.long()]).tolist()
+    if not finite:
+        check_rows(logits.amax(-1), "node")
+    return Verdict(node, tree.node_path(node), bonus)
+
+
+def tev_descent(tree: DraftTree, rows: Tensor | Rows, temperature: float, generator: torch.Generator) -> Verdict:
+    """The `Verdict` of TEV by an inverse CDF in depth-first order, which visits only the nodes of the path it takes.
+
+    Raises ValueError naming a visited node whose logits are NaN or infinite.
+    """
+    if is_greedy(temperature):
+        return greedy(tree, rows, temperature)
+    rows = as_rows(rows)
+    check_shape(tree, rows)
+    node, residual = descend(tree, rows, temperature, uniform(generator))
+    return Verdict(node, tree.node_path(node), int(categorical(residual, generator)))
+
+
+def descend(tree: DraftTree, rows: Rows, temperature: float, u: float) -> tuple[int, Tensor]:
+    """The exit node where `u` in [0, 1) falls, and what its residual law is proportional to [V]; no greedy temperature.
+
+    The subtree of a node divides the interval that reaches the node among its children, in node order, and the exit at
+    the node itself comes last: the measure of u that exits at v is w(v). Each step looks at one row; inside the chosen
+    child's interval u is uniform again.
+    """
+    node = 0
+    while True:
+        row = rows[node].detach()
+        children = tree.children[node]
+        if not children:
+            return node, row_weights(row, temperature, f"node {node}")
+        tokens = torch.tensor([tree.token(child) for child in children])
+        below, weights, outside = _split_row(row, tokens, temperature, node)
+        target = u * (math.fsum(below) + outside)
+        for child, mass in zip(children, below, strict=True):
+            if target < mass:
+                node, u = child, target / mass
+                break
+            target -= mass
+        else:
+            if outside > 0:
+                return node, weights
+            node, u = [(c, ALMOST_1) for c, mass in zip(children, below, strict=True) if mass > 0][-1]  # rounded up
+
+
+def _split_row(row: Tensor, tokens: Tensor, temperature: float, node: int) -> tuple[list[float], Tensor, float]:
+    """Mass of each of `tokens`, the weights of `row` [V] without them, and their sum; all relative to one factor."""
+    logits = row.index_select(0, tokens).tolist()
+    reference = max(logits)
+    weights = relative_weights(row, reference, temperature).index_fill_(0, tokens, 0)
+    outside = weights.sum().item()
+    if not math.isfinite(outside * reference):  # no child near the row's largest entry, or no law
+        largest = row.amax()
+        check_rows(largest, f"node {node}")
+        reference = largest.item()
+        weights = relative_weights(row, reference, temperature).index_fill_(0, tokens, 0)
+        outside = weights.sum().item()
+    return [math.exp((logit - reference) / temperature) for logit in logits], weights, outside
+
+
+VERIFIERS = {
+    "greedy": greedy,
+    "predraw": predraw,
+    "predraw_reference": predraw_reference,
+    "predraw_lazy": predraw_lazy,
+    "sequential_residual": sequential_residual,
+    "tev": tev,
+    "tev_parallel": tev_parallel,
+    "tev_descent": tev_descent,
+}

@@ -14,10 +14,14 @@ ROLES = {  # a drafter keeps its colour in every figure: `original` and `ddtree`
     "original": BLUE, "ddtree": BLUE, "exit": VERMILION, "opd": PURPLE, "gain": GREEN, "finetune": SKY,
     "prefix": ORANGE, "dflash_chain": BROWN, "sampled_chain": PINK, "autoregressive": GREY,
 }  # fmt: skip
-VERIFIERS = {"predraw": BLUE, "sequential_residual": ORANGE, "tev": VERMILION, "greedy": GREY}
+VERIFIERS = {
+    "predraw": BLUE, "predraw_reference": GREY, "predraw_lazy": SKY, "sequential_residual": ORANGE, "tev": VERMILION,
+    "tev_parallel": VERMILION, "tev_descent": PURPLE, "greedy": GREY,
+}  # fmt: skip
 STAGES = {"draft": SKY, "build": GREEN, "verify": BLUE, "decide": VERMILION, "commit": YELLOW}
 MARKERS = {"original": "o", "ddtree": "o", "exit": "s", "opd": "D", "gain": "^", "predraw": "o", "tev": "s",
-           "sequential_residual": "^"}  # fmt: skip
+           "sequential_residual": "^", "tev_parallel": "s", "tev_descent": "D", "predraw_lazy": "v",
+           "predraw_reference": "x"}  # fmt: skip
 FORMATS = ("pdf", "svg", "png")
 STYLE = {
     "font.family": "DejaVu Sans", "font.size": 12, "axes.titlesize": 12, "axes.titlelocation": "left",

@@ -1,0 +1,90 @@
+"""The mass of target rows on a tree's edges, and the mass outside them: all that an exit law takes from the rows.
+
+Each row is read once. Its reference is the largest logit of its children, which the law needs anyway; only a row whose
+own largest entry lies so far above that it overflows is read again. Rows are weighed a few at a time, into a buffer
+that stays in a processor's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from tevlib.trees.sampling import check_rows, is_greedy, relative_weights, target_probs
+
+CPU_CHUNK = 2**19  # entries weighed at a time on a CPU, so that they stay in its cache
+DEVICE_CHUNK = 2**27  # and elsewhere, to bound the memory
+
+
+def rows_at_a_time(rows: Tensor) -> int:
+    """How many of `rows` [N, V] are worth weighing at once on their device."""
+    return max(1, (CPU_CHUNK if rows.device.type == "cpu" else DEVICE_CHUNK) // rows.shape[-1])
+
+
+def edges_and_outside(
+    rows: Tensor,
+    temperature: float | None,
+    inner: Sequence[int],
+    owner: Tensor,
+    token: Tensor,
+    names: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """float64 log mass of each edge, and the mass outside the children of each row `inner` (ascending) of `rows`.
+
+    Edge e leaves the row `inner[owner[e]]` with `token[e]`; `owner` [E] is ascending. The two masses are relative to
+    one factor a row, so that a law divides them by their sum. Children are taken out before the rest is summed: what is
+    left is never below 0 and keeps its digits. `temperature` None: the rows are laws. Raises ValueError for a NaN, a
+    +inf and nothing but -inf in one of the rows `inner`, which it calls by its node in `names`.
+    """
+    place = torch.tensor(inner, dtype=torch.long).to(rows.device)
+    if temperature is None or is_greedy(temperature):
+        laws = rows.index_select(0, place)
+        if temperature is not None:
+            _refuse(laws.amax(-1), names)
+            laws = target_probs(laws, temperature)
+        edge = laws[owner, token].double().log()
+        laws[owner, token] = 0
+        return edge, laws.sum(-1).double()
+    logit = rows[place[owner], token]
+    reference = rows.new_full((len(inner),), -torch.inf).scatter_reduce_(0, owner, logit, "amax")
+    outside = torch.empty_like(reference)
+    flat = owner * rows.shape[-1] + token
+    ends = torch.searchsorted(owner, torch.arange(len(inner) + 1, device=rows.device)).tolist()
+    for first, last, weights in _weighed(rows, inner, place, reference, temperature):
+        mine = flat[ends[first] : ends[last]] - first * rows.shape[-1]
+        weights.view(-1).index_fill_(0, mine, 0)
+        torch.sum(weights, -1, out=outside[first:last])
+    if not (outside.sum() * reference.sum()).isfinite():  # a row without a child near its largest entry, or no law
+        largest = rows.index_select(0, place).amax(-1)
+        _refuse(largest, names)
+        for i in (~(outside * reference).isfinite()).nonzero().flatten().tolist():
+            reference[i] = largest[i]
+            weights = relative_weights(rows[inner[i]], reference[i], temperature)
+            weights[token[ends[i] : ends[i + 1]]] = 0
+            outside[i] = weights.sum()
+    return (logit.double() - reference.double()[owner]) / temperature, outside.double()
+
+
+def _refuse(largest: Tensor, names: Sequence[int]) -> None:
+    if not largest.isfinite().all():
+        for value, name in zip(largest, names, strict=True):
+            check_rows(value, f"node {name}")
+
+
+def _weighed(
+    rows: Tensor, inner: Sequence[int], place: Tensor, reference: Tensor, temperature: float
+) -> Iterator[tuple[int, int, Tensor]]:
+    """(first, last, weights [last - first, V]) of the rows `inner[first:last]`; the next overwrites the weights."""
+    step = rows_at_a_time(rows)
+    buffer = rows.new_empty(min(step, len(inner)), rows.shape[-1])
+    reference = reference.unsqueeze(-1)
+    for first in range(0, len(inner), step):
+        last = min(first + step, len(inner))
+        weights = buffer[: last - first]
+        if inner[last - 1] - inner[first] == last - first - 1:  # neighbours are not copied first
+            chosen = rows[inner[first] : inner[first] + last - first]
+        else:
+            chosen = torch.index_select(rows, 0, place[first:last], out=weights)
+        yield first, last, relative_weights(chosen, reference[first:last], temperature, out=weights)
