@@ -442,6 +442,18 @@ def test_the_device_form_decides_as_the_law_says():
         verifiers.tev_on_device(tree, as_rows(logits), 1.0, generator)
 
 
+def test_a_draw_from_a_law_at_hand(monkeypatch):
+    """`draw_exit` realises the law that it is given, exactly."""
+    for tree, tokens, probs in law_cases():
+        law = exit_law(tree, log_rows(probs))
+
+        def run(law=law):
+            verdict = verifiers.draw_exit(law, None)
+            return verdict.node, verdict.bonus
+
+        assert_same_law(enumerate_law(run, monkeypatch, verifiers), joint_law(tokens, tree.parents.tolist(), probs))
+
+
 def test_tev_chooses_its_form_by_device(monkeypatch):
     """The descent on a CPU, the parallel form elsewhere."""
     monkeypatch.setattr(verifiers, "tev_descent", lambda *_: "descent")

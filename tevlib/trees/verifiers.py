@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tevlib.trees.draft_tree import DraftTree
-from tevlib.trees.exit_law import check_shape
+from tevlib.trees.exit_law import ExitLaw, check_shape
 from tevlib.trees.fixed_shape import exit_draw
 from tevlib.trees.predraw import predraw, predraw_lazy, predraw_reference
 from tevlib.trees.row_masses import edges_and_outside
@@ -108,6 +108,13 @@ def exit_weights_of(tree: DraftTree, rows: Rows, temperature: float) -> Tensor:
     P = torch.where(tree.ancestors, step, 1).prod(-1)
     rho = torch.ones_like(step).index_copy_(0, torch.tensor(tree.internal, dtype=torch.long), outside / total)
     return P * rho
+
+
+def draw_exit(law: ExitLaw, generator: torch.Generator) -> Verdict:
+    """The `Verdict` drawn from an exit law at hand: two independent draws, never over nodes x vocabulary."""
+    node = int(categorical(law.w, generator))
+    bonus = int(categorical(law.residual_weights(node), generator))
+    return Verdict(node, law.tree.node_path(node), bonus)
 
 
 def tev_on_device(tree: DraftTree, rows: Rows, temperature: float, generator: torch.Generator) -> Verdict:
