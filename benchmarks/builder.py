@@ -57,8 +57,11 @@ def compare(shapes: dict[str, tuple[int, int]], repeats: int, budgets: Sequence[
         for budget in budgets:
             pairs = []
             for i in range(repeats):
-                block = rows[i % len(rows)]
-                pairs.append((timed(ours, block, budget), timed(ddtree_by_heap, block, budget, 0)))
+                pair = [0.0, 0.0]
+                for side in (0, 1) if i % 2 else (1, 0):
+                    block = rows[i // 2 % len(rows)].clone()  # as in decoding: the rows have just been written
+                    pair[side] = timed(ddtree_by_heap, block, budget, 0) if side else timed(ours, block, budget)
+                pairs.append(pair)
             pairs = pairs[len(rows) :]
             mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
             low, ratio, high = statistics.quantiles((a / b for a, b in pairs), n=4)

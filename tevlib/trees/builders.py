@@ -8,6 +8,7 @@ its children and does not depend on the budget, so the tree of a smaller budget 
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Callable
@@ -223,12 +224,10 @@ def _checked(log_probs: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"log_probs must be [H, V]; got shape {tuple(log_probs.shape)}")
     rows = at_least_float32(log_probs.detach())
     maxima = block_maxima(rows)
-    row_max = maxima.amax(-1)
-    bad = ~(row_max <= 0)
-    if bad.any():
-        row = int(bad.nonzero()[0])
-        fault = "NaN" if row_max[row].isnan() else f"{float(row_max[row])} > 0 (rows must be log_softmax)"
-        raise ValueError(f"row {row}: log_probs holds {fault}")
+    for row, largest in enumerate(maxima.amax(-1).tolist()):
+        if not largest <= 0:
+            fault = "NaN" if math.isnan(largest) else f"{largest} > 0 (rows must be log_softmax)"
+            raise ValueError(f"row {row}: log_probs holds {fault}")
     return rows, maxima
 
 

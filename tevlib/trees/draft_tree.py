@@ -6,9 +6,11 @@ draft token to its parent's prefix.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,8 +45,10 @@ class DraftTree:
 
         `parents` counts the root as node 0; `scores` [N] includes it. For what is a tree by construction.
         """
-        tree = cls([root_token], [-1])
-        tree._tokens, tree._parents, tree.scores = tree._tokens + tokens, tree._parents + parents, scores
+        root = operator.index(root_token)
+        _check_structure([root], [-1])
+        tree = cls.__new__(cls)
+        tree._tokens, tree._parents, tree.scores = [root, *tokens], [-1, *parents], scores
         tree.tokens, tree.parents = torch.tensor(tree._tokens), torch.tensor(tree._parents)
         return tree
 
@@ -110,9 +114,9 @@ class DraftTree:
         for node, parent in enumerate(self._parents[1:], start=1):
             rows.append(rows[parent] | 1 << node)
         size = -(-len(rows) // 8)
-        packed = torch.frombuffer(bytearray(b"".join(row.to_bytes(size, "little") for row in rows)), dtype=torch.uint8)
-        bits = packed.view(len(rows), size, 1) >> torch.arange(8, dtype=torch.uint8) & 1
-        return bits.view(len(rows), -1)[:, : len(rows)].bool().to(self.device)
+        packed = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in rows), dtype=np.uint8)
+        bits = np.unpackbits(packed.reshape(-1, size), axis=1, count=len(rows), bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_)).to(self.device)
 
     @cached_property
     def _child_by_token(self) -> dict[tuple[int, int], int]:

@@ -9,27 +9,39 @@ from __future__ import annotations
 import math
 from ctypes import c_float
 from heapq import heappop, heappush, heapreplace
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tevlib.trees.top_tokens import entries_above
+from tevlib.trees.top_tokens import BLOCK, blocks_of
 
 Row = tuple[list[float], list[int]]
 """Negated entries, smallest first, and their token ids."""
 
 
 def best_rows(rows: Tensor, maxima: Tensor, budget: int) -> list[Row]:
-    """The entries of `rows` [H, V] that the best `budget` prefixes may be made of; `maxima` is `block_maxima(rows)`."""
-    best = maxima.topk(min(budget, maxima.shape[-1]), dim=-1).values
+    """The entries of CPU `rows` [H, V] that the best `budget` prefixes may be made of; `maxima` are its block maxima.
+
+    A few dozen entries decide, so this is NumPy's work: its calls cost less than torch's.
+    """
+    best, per_row = maxima.numpy(), maxima.shape[1]
     floor = _row_floors(best, budget)
-    if budget <= best.shape[-1]:
-        floor = torch.maximum(floor, best[:, -1])
-    value, token, counts = entries_above(rows, maxima, floor)
-    return split_rows(-value, token, counts.tolist())
+    if budget <= per_row:  # the `budget`-th largest block maximum is a floor under as many entries
+        floor = np.maximum(floor, np.partition(best, per_row - budget, axis=1)[:, per_row - budget])
+    floor = np.maximum(floor, np.finfo(best.dtype).min)
+    block = np.flatnonzero(best >= floor[:, None])
+    entries = blocks_of(rows).reshape(-1, BLOCK).numpy().take(block, axis=0)
+    hit = np.flatnonzero(entries >= floor.take(block // per_row)[:, None])
+    costs, place = -entries.ravel().take(hit), block.take(hit // BLOCK) * BLOCK + hit % BLOCK
+    row = place // (per_row * BLOCK)
+    order = np.lexsort((costs, row))  # stable, so equal entries of a row stay in order of token id
+    tokens = (place - row * (per_row * BLOCK)).take(order)
+    return split_rows(costs.take(order), tokens, np.bincount(row, minlength=len(best)).tolist())
 
 
-def split_rows(costs: Tensor, tokens: Tensor, counts: list[int]) -> list[Row]:
+def split_rows(costs: Tensor | np.ndarray, tokens: Tensor | np.ndarray, counts: list[int]) -> list[Row]:
     """Rows of `counts` entries each, as lists, from rows that lie one after the other."""
     costs, tokens = costs.tolist(), tokens.tolist()
     rows, first = [], 0
@@ -39,23 +51,26 @@ def split_rows(costs: Tensor, tokens: Tensor, counts: list[int]) -> list[Row]:
     return rows
 
 
-def _row_floors(best: Tensor, budget: int) -> Tensor:
+def _row_floors(maxima: np.ndarray, budget: int) -> np.ndarray:
     """[H] floors under the entries of each row that the best `budget` prefixes can use; -inf where none is known.
 
-    `best [H, n]` are entries of each row, the largest first. The paths that leave the rows' largest entries in one
-    place at most are prefixes too: there are `budget` of them, all no worse than some score, and a prefix of that
-    score needs, after the largest entries of the rows above, an entry of at least the difference.
+    `maxima [H, n]` are entries of each row, its largest among them. The paths that leave the rows' largest entries in
+    one place are prefixes too: the `budget` best of them are all no worse than some score, and a prefix of that score
+    needs, after the largest entries of the rows above, an entry of at least the difference.
     """
-    depths = len(best)
-    best = best[:, : 1 + -(-budget // depths)]
-    reach = best[:, 0].cumsum(0)
-    ends = reach.expand(depths, depths).masked_fill(torch.ones(depths, depths, dtype=torch.bool).tril(-1), -torch.inf)
-    scores = torch.cat([reach, (ends.unsqueeze(-1) + (best[:, 1:] - best[:, :1]).unsqueeze(1)).flatten()])
-    if len(scores) < budget:
-        return torch.full_like(reach, -torch.inf)
-    least = scores.nan_to_num(nan=-torch.inf, neginf=-torch.inf).topk(budget).values[-1]
-    least = least - 1e-5 * (1 - least)  # the scores themselves are summed in another order
-    return (least - (reach - best[:, 0])).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    depths, n = maxima.shape
+    some = min(n, 1 + -(-budget // depths))
+    best = np.sort(np.partition(maxima, n - some, axis=1)[:, n - some :], axis=1)
+    largest, best = best[:, -1].tolist(), best[:, :-1]
+    reach = list(accumulate(largest))
+    if budget > depths * (depths + 1) // 2 * (some - 1) or reach[-1] == -math.inf:
+        return np.full(depths, -math.inf, dtype=maxima.dtype)
+    # Leaving row d for an entry and ending behind row e >= d: the entry, and the largest ones of the other rows.
+    others = [reach[e] - largest[d] if e >= d else -math.inf for d in range(depths) for e in range(depths)]
+    scores = np.array(others, dtype=maxima.dtype).reshape(depths, depths, 1) + best[:, None]
+    least = float(np.partition(scores.ravel(), scores.size - budget)[scores.size - budget])
+    least -= 1e-5 * (1 - least)  # the scores themselves are summed in another order
+    return np.array([least - score + own for score, own in zip(reach, largest, strict=True)], dtype=maxima.dtype)
 
 
 def best_prefixes(rows: list[Row], budget: int, dtype: torch.dtype) -> tuple[list[int], list[int], list[float]]:

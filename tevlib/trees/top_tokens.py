@@ -11,7 +11,7 @@ BLOCK = 64
 
 def block_maxima(rows: Tensor) -> Tensor:
     """[H, ceil(V / 64)]: the largest entry of every 64 neighbours of `rows` [H, V]; NaN where a block holds NaN."""
-    return _blocks(rows).amax(-1)
+    return blocks_of(rows).amax(-1)
 
 
 def top_tokens(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ def entries_above(rows: Tensor, maxima: Tensor, floor: Tensor) -> tuple[Tensor, 
     per_row = maxima.shape[-1]
     block = (maxima >= floor.unsqueeze(-1)).flatten().nonzero().squeeze(-1)
     row = block // per_row
-    entries = _blocks(rows).reshape(-1, BLOCK).index_select(0, block)
+    entries = blocks_of(rows).reshape(-1, BLOCK).index_select(0, block)
     hit = (entries >= floor.index_select(0, row).unsqueeze(-1)).flatten().nonzero().squeeze(-1)
     value, order = entries.flatten().index_select(0, hit).sort(descending=True, stable=True)
     hit = hit.index_select(0, order)
@@ -54,6 +54,7 @@ def entries_above(rows: Tensor, maxima: Tensor, floor: Tensor) -> tuple[Tensor, 
     return value.index_select(0, order), token, torch.bincount(row, minlength=len(rows))
 
 
-def _blocks(rows: Tensor) -> Tensor:
+def blocks_of(rows: Tensor) -> Tensor:
+    """[H, ceil(V / 64), 64]: `rows` [H, V] cut into blocks, the last filled with -inf."""
     v = rows.shape[-1]
     return (rows if v % BLOCK == 0 else pad(rows, (0, -v % BLOCK), value=-torch.inf)).unflatten(-1, (-1, BLOCK))
