@@ -31,8 +31,8 @@ def aimed(monkeypatch):
     """Makes drafters that point at a text, for `speculate` and for rounds of fixed shape alike."""
     real, tables = cycle_module.draft_block, {}
 
-    def draft_block(drafter, cache, block, depth):
-        states = real(drafter, cache, block, depth)
+    def draft_block(drafter, cache, *rest):
+        states = real(drafter, cache, *rest)
         if not isinstance(drafter, AimedDrafter):
             return states
         if drafter not in tables:
@@ -224,6 +224,17 @@ def test_nan_logits_name_round_and_node(llama, monkeypatch):
     for temperature in (0.0, 1.0):
         with pytest.raises(ValueError, match="round 0: the target's logits are unusable: node 0 has a NaN logit"):
             decode_fixed(llama, drafter, PROMPT, budget=7, temperature=temperature, max_new_tokens=6)
+
+
+def test_a_request_with_nan_leaves_nothing_behind(llama):
+    """A store that a request has filled with NaN, behind what the next one sees, does not reach the next one."""
+    drafter = make_drafter(llama)
+    cycle = Cycle(llama, drafter, 7, 64, 30)
+    settings = dict(budget=7, max_new_tokens=12, stop=NEVER)
+    for cache in (cycle.cache, cycle.context):
+        cache.store.fill_(math.nan)
+    got = decode_fixed(llama, drafter, PROMPT, cycle=cycle, **settings)
+    assert_same(got, speculate(llama, drafter, PROMPT, **settings))
 
 
 def test_what_does_not_fit_is_refused(llama):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tevlib.decoding.drafter import DFlashDraftModel
-from tevlib.decoding.fixed_cache import FixedCache, TreeMask, append_context, draft_block, pass_tree
+from tevlib.decoding.fixed_cache import FixedCache, TreeMask, draft_block, pass_tree
 from tevlib.decoding.graphs import captured
 from tevlib.decoding.target import Target
 from tevlib.trees.builders import check_count
@@ -75,7 +75,7 @@ class Cycle:
         device, block, nodes = target.device, drafter.block_size, budget + 1
         store = -(-(capacity + max(nodes, block)) // 64) * 64
         self.cache = FixedCache(target.new_cache(store))
-        self.context = FixedCache(drafter.new_cache(-(-(capacity + 2 * block) // 64) * 64))
+        self.context = FixedCache(drafter.new_cache(-(-(capacity + 3 * block) // 64) * 64))
         self.mask = TreeMask(nodes, store, target.mask_repeats, target.dtype, device)
         self.builder = FixedBuilder(drafter.depth, target.vocab_size, budget, device)
         self.last_position = min(target.context_limit, drafter.config.max_position_embeddings) - 1
@@ -98,7 +98,9 @@ class Cycle:
         """Logits [V] after a prompt `ids [n]`; earlier requests are forgotten. `start` chooses the first token."""
         if len(ids) > self.capacity:
             raise ValueError(f"the prompt has {len(ids)} tokens, this cycle was made for {self.capacity} in all")
-        self.cache.kv.length = self.context.kv.length = 0
+        for cache in (self.cache, self.context):
+            cache.kv.length = 0
+            cache.store.zero_()  # attention reads what it does not see too, and 0 * NaN is NaN
         logits, features = self.target.prefill(self.cache.kv, ids, self.drafter.taps)
         self.drafter.append_context(self.context.kv, features)
         self.mask.begin(len(ids))
@@ -144,11 +146,11 @@ class Cycle:
             counter.zero_()
 
     def _draft(self) -> None:
-        """Log-probabilities `[H, V]` of the next tokens, once the last round's features are in the context."""
-        append_context(self.drafter, self.context, self.features, self.accepted)
+        """Log-probabilities `[H, V]` of the next tokens; the last round's features enter the context on the way."""
         self.block_ids[0] = self.root
         self.depth = (self.last_position - self.cache.length).clamp(0, self.drafter.depth)
-        hidden = draft_block(self.drafter, self.context, self.target.embed(self.block_ids), self.depth)
+        block = self.target.embed(self.block_ids)
+        hidden = draft_block(self.drafter, self.context, block, self.depth, self.features, self.accepted)
         self.log_probs = self.target.logits(hidden.to(self.target.dtype)).log_softmax(-1)
 
     def _build(self) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tevlib.decoding.attention import grouped_attention
 from tevlib.decoding.cache import KVCache
-from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.drafter import DFlashDraftModel, rotate
 from tevlib.decoding.target import Target
 
 
@@ -114,25 +115,35 @@ def pass_tree(
     return hidden[0], torch.cat([tapped[layer] for layer in taps], dim=-1)[0]
 
 
-def append_context(drafter: DFlashDraftModel, cache: FixedCache, features: Tensor, count: Tensor) -> None:
-    """`DFlashDraftModel.append_context` of the first `count` [] of `features [m, K * H]`; behind them is padding."""
-    cache.expect(len(features))
+def draft_block(
+    drafter: DFlashDraftModel, cache: FixedCache, block: Tensor, depth: Tensor, features: Tensor, count: Tensor
+) -> Tensor:
+    """`DFlashDraftModel.draft` of the first `depth` [] + 1 of `block [n, H]`: states `[n - 1, H]`, then padding.
+
+    The first `count` [] of `features [m, K * H]` are committed on the way. What is behind them goes to the last places
+    of the store, which nobody sees.
+    """
     context = drafter.fuse(features[None])
-    rope = drafter.rotary(cache.slots[None])
-    for i, layer in enumerate(drafter.layers):
-        cache.update(*layer.self_attn.keys_values(context, rope), i)
+    m, n = len(features), len(block)
+    places = cache.offsets[:m]
+    places = torch.where(places < count, cache.length + places, cache.capacity - m + places)
     cache.length.add_(count)
-
-
-def draft_block(drafter: DFlashDraftModel, cache: FixedCache, block: Tensor, depth: Tensor) -> Tensor:
-    """`DFlashDraftModel.draft` of the first `depth` [] + 1 of `block [n, H]`: states `[n - 1, H]`, then padding."""
-    cache.expect(len(block))
+    cache.slots = torch.cat([places, cache.length + cache.offsets[:n]])
     rope = drafter.rotary(cache.slots[None])
-    visible = (cache.offsets <= cache.length + depth)[None]
+    own = (rope[0][:, m:], rope[1][:, m:])
     x = block[None].to(drafter.dtype)
+    mask = torch.where(cache.offsets <= cache.length + depth, 0.0, torch.finfo(x.dtype).min).to(x.dtype)
+    mask = mask[None, None, None]
     for i, layer in enumerate(drafter.layers):
         normed = layer.input_layernorm(x)
-        keys, values = cache.update(*layer.self_attn.keys_values(normed, rope), i)
-        x = x + layer.self_attn(normed, rope, keys, values, visible)
+        new = layer.self_attn.keys_values(torch.cat([context, normed], 1), rope)
+        x = x + _attend(layer.self_attn, normed, own, *cache.update(*new, i), mask)
         x = x + layer.mlp(layer.post_attention_layernorm(x))
     return drafter.norm(x)[0, 1:]
+
+
+def _attend(attention, x: Tensor, rope: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    batch, n, _ = x.shape
+    query = attention.q_norm(attention.q_proj(x).view(batch, n, attention.heads, attention.dim)).transpose(1, 2)
+    out, _ = grouped_attention(attention, rotate(query, *rope), keys, values, mask, attention.dim**-0.5)
+    return attention.o_proj(out.reshape(batch, n, -1))
