@@ -231,8 +231,9 @@ def test_a_request_with_nan_leaves_nothing_behind(llama):
     drafter = make_drafter(llama)
     cycle = Cycle(llama, drafter, 7, 64, 30)
     settings = dict(budget=7, max_new_tokens=12, stop=NEVER)
-    for cache in (cycle.cache, cycle.context):
-        cache.store.fill_(math.nan)
+    with torch.inference_mode():
+        for cache in (cycle.cache, cycle.context):
+            cache.store.fill_(math.nan)
     got = decode_fixed(llama, drafter, PROMPT, cycle=cycle, **settings)
     assert_same(got, speculate(llama, drafter, PROMPT, **settings))
 
