@@ -25,7 +25,8 @@ def test_every_part_runs_and_is_written(gpu, tmp_path, capsys):
     """All forms of the verifier stage, the builder and whole rounds; without a GPU it says what was not measured."""
     gpu.main(["--tiny", "--out", str(tmp_path / "gpu.json")])
     result = json.loads((tmp_path / "gpu.json").read_text())
-    assert len(result["stage"]) == 2 and len(result["builder"]) == 2 and len(result["cycle"]) == 4
+    assert len(result["stage"]) == 2 and len(result["builder"]) == 2 and len(result["cycle"]) == 6
+    assert all(row["same_tokens"] for row in result["check"])
     for row in result["stage"]:
         assert {f"{name} + commit" for name in VERIFIERS if name != "greedy"} < set(row["ms"])
         assert {"fixed tev + commit, graphs", "commit, stacked", "commit, per layer"} < set(row["ms"])
