@@ -15,6 +15,7 @@ def write_tiny_profile(folder: Path, tiny: Path) -> Path:
     drafter = str(tiny / "drafter-tiny")
     methods = {"ddtree": {"drafter": drafter, "verifier": "predraw"}, "exit": {"drafter": drafter, "verifier": "tev"}}
     chain = {"sampled_chain": {"drafter": drafter, "verifier": "tev", "builder": "sampled_chain", "budget": 3}}
+    auto = {"auto": {"drafter": drafter, "verifier": "tev", "budget": "auto"}}
     both = {"temperatures": [0.0, 1.0]}
     body = {
         "defaults": {
@@ -22,7 +23,7 @@ def write_tiny_profile(folder: Path, tiny: Path) -> Path:
             "seed": 0, "max_new_tokens": 10, "oracle_rounds": 1, "suites": {str(suite): {"prompts": 2}},
         },
         "tables": {
-            "table1": {"methods": methods | chain, "budgets": [6], **both},
+            "table1": {"methods": methods | chain | auto, "budgets": [6], **both},
             "table2": {"methods": {"original": methods["exit"], "exit": methods["exit"]}, "budgets": [6], **both},
             "table3": {
                 "drafter": drafter, "shapes": ["own"], "budgets": [4, 6], "temperatures": [1.0],

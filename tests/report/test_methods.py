@@ -15,12 +15,14 @@ METHODS = {
     "opd": TREE | {"verifier": "predraw"},
     "exit": TREE | {"verifier": "tev"},
     "gain": TREE | {"verifier": "tev"},
+    "auto": TREE | {"verifier": "tev", "budget": "auto"},
     "dflash_chain": CHAIN,
     "sampled_chain": CHAIN | {"builder": "sampled_chain", "verifier": "tev"},
     "autoregressive": TREE | {"verifier": "tev", "budget": 0},
 }
 SHOWN = [
     "DDTree", "Draft-OPD", "ExitTrain + TEV", "Gain + TEV (ours, not the paper's)",
+    "Automatic budget (ours, not the paper's)",
     "DFlash, greedy chain (not in the paper's tables)", "DFlash, sampled chain (not in the paper's tables)",
     "Root alone, no draft (not in the paper's tables)",
 ]  # fmt: skip

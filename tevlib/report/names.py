@@ -23,6 +23,7 @@ METHOD_NAMES = {
     "opd": "Draft-OPD",
     "exit": "ExitTrain + TEV",
     "gain": "Gain + TEV (ours, not the paper's)",
+    "auto": "Automatic budget (ours, not the paper's)",
     "dflash_chain": "DFlash, greedy chain (not in the paper's tables)",
     "sampled_chain": "DFlash, sampled chain (not in the paper's tables)",
     "autoregressive": "Root alone, no draft (not in the paper's tables)",

@@ -10,6 +10,7 @@ import pandas as pd
 from tevlib.report.names import METHOD_NAMES, METRICS, OBJECTIVE_NAMES, VERIFIER_NAMES
 from tevlib.report.paper import judged, paper_value, tolerance, unlike_paper
 from tevlib.report.verdicts import judge
+from tevlib.suite.cells import AUTO
 from tevlib.suite.metrics import RESAMPLES
 
 CELL_FIELDS = (
@@ -215,7 +216,8 @@ def _caption(table: Table, outcomes: Sequence[dict]) -> str:
     fixed = [f"target {cell['target']}"] if "target" not in table.keys else []
     fixed += [cell["dtype"]]
     fixed += [f"builder {cell['builder']}"] if not table.methods else []
-    fixed += [f"B = {max(o['cell']['budget'] for o in outcomes)}"] if "budget" not in table.keys else []
+    numbers = [o["cell"]["budget"] for o in outcomes if o["cell"]["budget"] != AUTO]
+    fixed += [f"B = {max(numbers, default=AUTO)}"] if "budget" not in table.keys else []
     fixed += [f"T = {cell['temperature']:g}"] if "temperature" not in table.keys else []
     fixed += [f"verifier {verifier}"] if "verifier" not in table.keys and not table.methods else []
     text = (

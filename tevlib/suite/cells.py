@@ -24,6 +24,7 @@ from tevlib.suite.paths import from_repository, repository
 
 PROFILES = ("smoke", "laptop", "paper")
 # The names that tevlib.trees and tevlib.decoding go by, kept here so that planning loads no torch.
+AUTO = "auto"  # a budget that follows the machine: tevlib.decoding.budget
 BUILDERS = ("best_first", "chain", "opt_tree", "sampled_chain")
 VERIFIERS = (
     "greedy", "predraw", "predraw_reference", "predraw_lazy", "sequential_residual",
@@ -74,6 +75,7 @@ class Cell(Work):
 
     Cells that differ in drafter, builder, verifier and budget alone are decoded against one plain decoding.
 
+    budget counts draft tokens, or is "auto": then trees, and a seed's tokens at T > 0, follow this machine's times.
     profile and table name what the cell belongs to; role names the drafter's place in the paper's tables (`original`,
     `exit`, ...). prompts None takes the whole suite; in `oracle_rounds` rounds of every answer the best possible tree
     is looked for, outside the clock. Relative drafter and target folders start at the repository's root. Raises
@@ -88,7 +90,7 @@ class Cell(Work):
     drafter: str
     builder: str
     verifier: str
-    budget: int
+    budget: int | str
     temperature: float
     top_p: float
     top_k: int
@@ -114,9 +116,12 @@ class Cell(Work):
         check_name("verifier", self.verifier, VERIFIERS)
         check_name("dtype", self.dtype, DTYPES)
         _check_suite(self.suite)
-        for name, least in (("budget", 0), ("top_k", 0), ("max_new_tokens", 1), ("seed", 0), ("repeats", 1),
-                            ("oracle_rounds", 0)):  # fmt: skip
+        for name, least in (("top_k", 0), ("max_new_tokens", 1), ("seed", 0), ("repeats", 1), ("oracle_rounds", 0)):
             _check_int(name, getattr(self, name), least)
+        if self.budget != AUTO:
+            _check_int("budget", self.budget, 0, f" or {AUTO!r}")
+        elif self.builder == "sampled_chain":
+            raise ValueError(f"budget {AUTO!r} cuts trees, and a sampled chain cannot be cut by what was drawn")
         if self.prompts is not None:
             _check_int("prompts", self.prompts, 1)
         if not _is_number(self.temperature) or not 0 <= self.temperature < math.inf:
@@ -334,9 +339,9 @@ def _check_keys(given: object, known: set[str], where: str) -> None:
             raise ValueError(f"{where}: unknown key {key!r}{did_you_mean(str(key), known)}")
 
 
-def _check_int(name: str, value: object, least: int) -> None:
+def _check_int(name: str, value: object, least: int, otherwise: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+        raise ValueError(f"{name} must be an integer >= {least}{otherwise}, got {value!r}")
 
 
 def _is_number(value: object) -> bool:

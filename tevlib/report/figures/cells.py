@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from tevlib.suite.cells import AUTO
+
 
 class NotMeasured(Exception):
     """There is no record that the figure could be drawn from; the text says which ones it wants."""
@@ -10,6 +12,11 @@ class NotMeasured(Exception):
 def of_table(outcomes: Sequence[Mapping], table: str) -> list[Mapping]:
     """The outcomes of the cells of one table."""
     return [o for o in outcomes if o["cell"]["table"] == table]
+
+
+def numbered(cells: Sequence[Mapping]) -> list[Mapping]:
+    """The outcomes of cells whose budget is a number: an automatic one has no place on an axis of budgets."""
+    return [o for o in cells if o["cell"]["budget"] != AUTO]
 
 
 def whole(cells: Sequence[Mapping], keys: Sequence[str], metric: str | None = None) -> dict[tuple, list[Mapping]]:

@@ -8,7 +8,7 @@ there only when all its suites are finished.
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
-from tevlib.report.figures.cells import NotMeasured, grid, hashes, mean, mean_by_depth, of_table, plain, whole
+from tevlib.report.figures.cells import NotMeasured, grid, hashes, mean, mean_by_depth, numbered, of_table, plain, whole
 from tevlib.report.figures.style import (
     BLUE,
     GREY,
@@ -24,6 +24,7 @@ from tevlib.report.figures.style import (
 from tevlib.report.latency import latency_table
 from tevlib.report.layout import is_marked
 from tevlib.report.names import METHOD_NAMES, OBJECTIVE_NAMES, SHAPE_NAMES, VERIFIER_NAMES
+from tevlib.suite.cells import AUTO
 
 BEFORE_AFTER = (("table2", "original", "exit"), ("table5", "ddtree", "exit"), ("table1", "ddtree", "exit"))
 
@@ -32,7 +33,7 @@ BEFORE_AFTER = (("table2", "original", "exit"), ("table5", "ddtree", "exit"), ("
 def exits(outcomes: Sequence[Mapping]):
     """Where target mass leaves the tree, by depth, before and after ExitTrain; C_p is the mean depth of the exit."""
     for table, before, after in BEFORE_AFTER:
-        cells = [o for o in of_table(outcomes, table) if o["cell"]["role"] in (before, after)]
+        cells = [o for o in numbered(of_table(outcomes, table)) if o["cell"]["role"] in (before, after)]
         largest = max((o["cell"]["budget"] for o in cells), default=0)
         groups = whole([o for o in cells if o["cell"]["budget"] == largest], ("temperature", "role"), "exits")
         pairs = [t for t in sorted({t for t, _ in groups}) if (t, before) in groups and (t, after) in groups]
@@ -63,7 +64,7 @@ def exits(outcomes: Sequence[Mapping]):
 def oracle(outcomes: Sequence[Mapping]):
     """The share of the oracle tree's coverage that each drafter's trees reach, suite by suite and on average."""
     for table in ("table2", "table1"):
-        cells, names = of_table(outcomes, table), OBJECTIVE_NAMES if table == "table2" else METHOD_NAMES
+        cells, names = numbered(of_table(outcomes, table)), OBJECTIVE_NAMES if table == "table2" else METHOD_NAMES
         largest = max((o["cell"]["budget"] for o in cells), default=0)
         cells = [o for o in cells if o["cell"]["budget"] == largest]
         groups = whole(cells, ("temperature", "role"), "oracle_share")
@@ -106,7 +107,7 @@ def stages(outcomes: Sequence[Mapping]):
             break
     else:
         raise NotMeasured("no method of Tables 1, 4 or 5 is finished in all suites")
-    bars = sorted(found, key=lambda bar: (bar[1], list(found).index(bar)))[::-1]
+    bars = sorted(found, key=lambda bar: (bar[1] == AUTO, bar[1], list(found).index(bar)))[::-1]
     figure, axes = grid(1, 1, (10.5, 1.6 + 0.42 * len(bars)))
     axis, left = axes[0][0], [0.0] * len(bars)
     for stage, colour in STAGES.items():

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from tevlib.report.figures.cells import NotMeasured, grid, hashes, of_table, plain, whole
+from tevlib.report.figures.cells import NotMeasured, grid, hashes, numbered, of_table, plain, whole
 from tevlib.report.figures.style import INK, MARKERS, MUTED, colour_of, styled
 from tevlib.report.names import METHOD_NAMES, OBJECTIVE_NAMES
 from tevlib.report.objectives import objective_averages
@@ -25,7 +25,7 @@ def objectives(outcomes: Sequence[Mapping]):
 @styled
 def budgets(outcomes: Sequence[Mapping]):
     """Table 5 as lines: mean block length and speed-up against the budget, with 95% intervals over prompts."""
-    cells = of_table(outcomes, "table5")
+    cells = numbered(of_table(outcomes, "table5"))
     sizes = sorted({o["cell"]["budget"] for o in cells})
     found = []
     for size in sizes:
