@@ -216,19 +216,19 @@ def test_a_nan_draft_drafts_nothing(llama):
 def test_a_nan_target_names_round_and_node(llama):
     """NaN from the target is an error with the place in it, not token 0."""
     drafter = make_drafter(llama)
-    original, calls = llama.logits, []
+    original, poisoned = llama.pass_tree, []
 
-    def poisoned(hidden):
-        logits = original(hidden)
-        if hidden.ndim == 2 and len(hidden) == 9:  # a tree of budget 8
-            calls.append(1)
-            if len(calls) == 2:
-                logits[3] = math.nan
-        return logits
+    def second_pass_is_poisoned(cache, tree, taps):
+        hidden, features = original(cache, tree, taps)
+        poisoned.append(tree.internal[-1])
+        if len(poisoned) == 2:
+            hidden[poisoned[-1]] = math.nan
+        return hidden, features
 
-    llama.logits = poisoned
-    with pytest.raises(ValueError, match=r"round 1.*node 3"):
+    llama.pass_tree = second_pass_is_poisoned
+    with pytest.raises(ValueError) as raised:
         speculate(llama, drafter, PROMPT, budget=8, temperature=1.0, seed=0, max_new_tokens=30, stop=NEVER)
+    assert f"round 1: the target's logits are unusable: node {poisoned[1]} has" in str(raised.value)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

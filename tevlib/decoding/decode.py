@@ -221,8 +221,7 @@ def speculate(
         rows = DeferredRows(tree, hidden, target.vocab_size, head)
         with _unusable_logits(f"round {len(rounds)}"):
             if q is None:
-                walks = is_greedy(temperature) or verifier == "sequential_residual"
-                verdict = VERIFIERS[verifier](tree, rows if walks else rows.all(), temperature, generator)
+                verdict = VERIFIERS[verifier](tree, rows, temperature, generator)
             else:
                 verdict = verify_sampled_chain(tree, q, rows, temperature, generator)
         times["decide"] = clock.lap() - head.seconds
@@ -236,7 +235,7 @@ def speculate(
         emitted = out.emit(block)
         decode_s += clock.lap() + sum(times.values())
         with _unusable_logits(f"round {len(rounds)}"):  # a verifier may not have looked at every node
-            law = exit_law(tree, rows.all(), temperature)
+            law = exit_law(tree, rows, temperature)
         if on_round is not None:
             on_round(tree, rows.all())
         rounds.append(Round(tree, law.P, law.w, float(law.coverage), verdict.path, verdict.bonus, emitted, times))
