@@ -28,12 +28,13 @@ from tree_shapes import rows_of, shapes
 
 from tevlib.decoding.attention import NAME
 from tevlib.decoding.cache import KVCache
+from tevlib.decoding.clock import Marks
 from tevlib.decoding.cycle import Cycle
 from tevlib.decoding.decode import speculate
 from tevlib.decoding.decode_fixed import decode_fixed
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.fixed_cache import FixedCache
-from tevlib.decoding.graphs import Marks, captured
+from tevlib.decoding.graphs import captured
 from tevlib.decoding.target import Target, TargetInfo
 from tevlib.training.initialise import drafter_config
 from tevlib.trees.builders import best_first_tree

@@ -16,8 +16,9 @@ import torch
 from tqdm.auto import tqdm
 
 from benchmarks.common import bar, models, prompt_ids, rotated, told, with_interval
-from tevlib.decoding.decode import Generation, autoregressive, speculate
+from tevlib.decoding.decode import autoregressive, speculate
 from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.generation import Generation
 from tevlib.decoding.target import Target
 
 FIXED = (4, 8, 16, 32)

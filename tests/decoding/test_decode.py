@@ -10,16 +10,10 @@ import torch
 from scipy.stats import chisquare
 
 from tests.tiny import CONFIGS, AimedDrafter, make_drafter, make_target
-from tevlib.decoding.decode import (
-    Clock,
-    Generation,
-    Output,
-    Round,
-    autoregressive,
-    pooled_tau,
-    speculate,
-    tau_of_responses,
-)
+from tevlib.decoding.clock import Clock
+from tevlib.decoding.decode import autoregressive, speculate
+from tevlib.decoding.generation import Generation, Round, pooled_tau, tau_of_responses
+from tevlib.decoding.request import Output
 from tevlib.trees.builders import BUILDERS
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.verifiers import VERIFIERS

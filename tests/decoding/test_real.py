@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tevlib.decoding.checkpoint import load_drafter
-from tevlib.decoding.decode import autoregressive, pooled_tau, speculate
+from tevlib.decoding.decode import autoregressive, speculate
+from tevlib.decoding.generation import pooled_tau
 from tevlib.decoding.load import load_target
 from tevlib.sources.prompts import SUITES, chat_ids, load_prompts
 from tevlib.suite.paths import repository

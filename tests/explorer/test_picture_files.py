@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from tests.explorer.made import HOSTILE, made_recording, random_logits, random_tree
-from tevlib.decoding.decode import Generation, Round
+from tevlib.decoding.generation import Generation, Round
 from tevlib.explorer import colours
 from tevlib.explorer.drawing import Box, Curve, Text, draw_round, number, thickness
 from tevlib.explorer.flow import flow

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.explorer.made import HOSTILE, made_recording
-from tevlib.decoding.decode import Generation, Round
+from tevlib.decoding.generation import Generation, Round
 from tevlib.explorer.widget import TreeExplorer
 
 

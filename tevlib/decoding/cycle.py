@@ -35,7 +35,7 @@ class Report(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A round as the books keep it; see `tevlib.decoding.decode.Round`."""
+    """A round as the books keep it; see `tevlib.decoding.generation.Round`."""
 
     tree: DraftTree
     P: Tensor

@@ -6,104 +6,28 @@ last token is out, the first draft included. Recording the exit law for the book
 
 from __future__ import annotations
 
-import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from tevlib.decoding.budget import AUTO, LARGEST, AutoBudget, Budget, CostCurve, FixedBudget, Ladder, curve_of
+from tevlib.decoding.clock import Clock
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
+from tevlib.decoding.generation import Generation, Round
+from tevlib.decoding.request import begin, choose, new_generator, unusable_logits
 from tevlib.decoding.target import Target
 from tevlib.trees.builders import BUILDERS, check_count
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.exit_law import exit_law
 from tevlib.trees.rows import DeferredRows
 from tevlib.trees.sampled_chain import draw_chain, verify_sampled_chain
-from tevlib.trees.sampling import check_rows, check_temperature, filter_logits, is_greedy, sample
+from tevlib.trees.sampling import check_rows, filter_logits, is_greedy
 from tevlib.trees.verifiers import VERIFIERS
 
-STAGES = ("draft", "build", "verify", "decide", "commit")
 SAMPLED_CHAIN = "sampled_chain"  # builder and verifier in one: it looks at q, so it is kept apart from the others
-
-
-@dataclass
-class Round:
-    """One draft-verify cycle: the tree, the target's flow through it, and what the verifier made of it.
-
-    `P`, `w` `[N]` and `coverage` (C_p, tokens) are those of the law decoded from (temperature and filters applied).
-    `length` is D + 1, accepted draft tokens and the bonus; `emitted` is what of it entered the output.
-    """
-
-    tree: DraftTree
-    P: Tensor
-    w: Tensor
-    coverage: float
-    path: list[int]
-    bonus: int
-    emitted: int = 0
-    times: dict[str, float] = field(default_factory=dict)  # seconds by stage
-
-    @property
-    def length(self) -> int:
-        return len(self.path)
-
-    @property
-    def ceiling(self) -> float:
-        """1 + C_p: the expected `length` of any saturated exact verifier on this tree (Theorem 1)."""
-        return 1 + self.coverage
-
-
-@dataclass
-class Generation:
-    """What was decoded. `tokens` are the new ones, a stop token included; times are seconds.
-
-    `stop_reason` is "stop", "length" (`max_new_tokens` reached) or "context" (the target's limit reached).
-    """
-
-    tokens: list[int]
-    rounds: list[Round]
-    stop_reason: str
-    prefill_s: float
-    decode_s: float
-    measuring_s: float = 0.0  # before the prefill: timing rounds for an automatic budget, where none were timed before
-
-    @property
-    def stage_s(self) -> dict[str, float]:
-        """Seconds by stage, summed over the rounds."""
-        return {stage: sum(r.times.get(stage, 0.0) for r in self.rounds) for stage in STAGES}
-
-    @property
-    def tau(self) -> float | None:
-        """Mean block length of this response, bonus included, over all its rounds; None if there was no round.
-
-        Averaged over responses it is the tau of the published tables (`tau_of_responses`); `pooled_tau` weighs rounds.
-        """
-        return sum(r.length for r in self.rounds) / len(self.rounds) if self.rounds else None
-
-    @property
-    def ceiling(self) -> float | None:
-        """Mean 1 + C_p over the rounds: the low-variance estimate of `tau`; None if there was no round."""
-        return sum(r.ceiling for r in self.rounds) / len(self.rounds) if self.rounds else None
-
-
-def tau_of_responses(generations: Iterable[Generation]) -> float:
-    """Mean over responses of each response's mean block length: tau as the published tables report it."""
-    taus = [g.tau for g in generations if g.rounds]
-    if not taus:
-        raise ValueError("no response has a draft-verify round: tau is undefined")
-    return sum(taus) / len(taus)
-
-
-def pooled_tau(generations: Iterable[Generation]) -> float:
-    """Mean block length over all rounds of all responses: long responses weigh more than in `tau_of_responses`."""
-    lengths = [r.length for g in generations for r in g.rounds]
-    if not lengths:
-        raise ValueError("no response has a draft-verify round: tau is undefined")
-    return sum(lengths) / len(lengths)
 
 
 @torch.inference_mode()
@@ -124,19 +48,19 @@ def autoregressive(
     `stop` defaults to the target's stop ids; `seed=None` draws afresh every time. Raises `ValueError` for an empty
     prompt, one longer than the context, an invalid temperature or filter, and NaN logits.
     """
-    ids, out = _begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
-    generator = _generator(target, seed)
+    ids, out = begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
+    generator = new_generator(target, seed)
     if out.full:
         return out.generation([], 0.0, 0.0)
     clock = Clock(target.device)
     cache = target.new_cache(len(ids) + out.limit)
     logits, _ = target.prefill(cache, ids)
-    token = _choose(logits, temperature, top_p, top_k, generator)
+    token = choose(logits, temperature, top_p, top_k, generator)
     prefill_s = clock.lap()
     out.emit([token])
     while not out.full:
         logits, _ = target.prefill(cache, torch.tensor([token], device=target.device))
-        token = _choose(logits, temperature, top_p, top_k, generator, len(out.tokens))
+        token = choose(logits, temperature, top_p, top_k, generator, len(out.tokens))
         out.emit([token])
     return out.generation([], prefill_s, clock.lap())
 
@@ -173,8 +97,8 @@ def speculate(
     `ValueError` with the round and the node, as do invalid arguments before any pass.
     """
     check_decode_arguments(budget, builder, verifier, temperature)
-    ids, out = _begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
-    generator = _generator(target, seed)
+    ids, out = begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
+    generator = new_generator(target, seed)
     if out.full:
         return out.generation([], 0.0, 0.0)
     measuring = time.perf_counter()
@@ -187,7 +111,7 @@ def speculate(
     clock = Clock(target.device)
     cache = target.new_cache(len(ids) + out.limit + budget.largest + drafter.block_size)
     logits, features = target.prefill(cache, ids, drafter.taps)
-    root = _choose(logits, temperature, top_p, top_k, generator)
+    root = choose(logits, temperature, top_p, top_k, generator)
     prefill_s = clock.lap()
     out.emit([root])
     context = drafter.new_cache(len(ids) + out.limit + drafter.block_size)
@@ -219,7 +143,7 @@ def speculate(
         times["verify"] = clock.lap()
         head = Head(target, clock, temperature, top_p, top_k)
         rows = DeferredRows(tree, hidden, target.vocab_size, head)
-        with _unusable_logits(f"round {len(rounds)}"):
+        with unusable_logits(f"round {len(rounds)}"):
             if q is None:
                 verdict = VERIFIERS[verifier](tree, rows, temperature, generator)
             else:
@@ -234,7 +158,7 @@ def speculate(
         block = [tree.token(node) for node in verdict.path[1:]] + [root]
         emitted = out.emit(block)
         decode_s += clock.lap() + sum(times.values())
-        with _unusable_logits(f"round {len(rounds)}"):  # a verifier may not have looked at every node
+        with unusable_logits(f"round {len(rounds)}"):  # a verifier may not have looked at every node
             law = exit_law(tree, rows, temperature)
         if on_round is not None:
             on_round(tree, rows.all())
@@ -311,104 +235,3 @@ class Head:
             rows = filter_logits(rows, *self.filters)
         self.seconds += self.clock.now() - start
         return rows
-
-
-class Clock:
-    """Laps of wall time in seconds; waits for the device's queued work where there is a queue."""
-
-    def __init__(self, device: torch.device):
-        self.cuda = device.type == "cuda"
-        self.last = self.now()
-
-    def now(self) -> float:
-        if self.cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def lap(self) -> float:
-        """Seconds since the last lap."""
-        before, self.last = self.last, self.now()
-        return self.last - before
-
-
-class Output:
-    """The growing output: stops at the first stop token, at `limit` tokens, and hands new tokens to a callback."""
-
-    def __init__(self, limit: int, reason: str, stop: frozenset[int], on_tokens: Callable[[list[int]], None] | None):
-        self.tokens: list[int] = []
-        self.limit, self.stop, self.on_tokens = limit, stop, on_tokens
-        self.at_limit = reason
-        self.stopped = False
-
-    @property
-    def full(self) -> bool:
-        return self.stopped or len(self.tokens) >= self.limit
-
-    def emit(self, block: list[int]) -> int:
-        """How many of `block` entered the output."""
-        block = block[: self.limit - len(self.tokens)]
-        first = next((i for i, token in enumerate(block) if token in self.stop), None)
-        if first is not None:
-            block, self.stopped = block[: first + 1], True
-        self.tokens += block
-        if self.on_tokens is not None and block:
-            self.on_tokens(block)
-        return len(block)
-
-    def generation(
-        self, rounds: list[Round], prefill_s: float, decode_s: float, measuring_s: float = 0.0
-    ) -> Generation:
-        reason = "stop" if self.stopped else self.at_limit
-        return Generation(self.tokens, rounds, reason, prefill_s, decode_s, measuring_s)
-
-
-def _begin(
-    target: Target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens
-) -> tuple[Tensor, Output]:
-    """The prompt as a tensor and an empty `Output`, after every check that needs no pass."""
-    check_temperature(temperature)
-    check_count(top_k, "top_k")
-    filter_logits(torch.zeros(1), temperature, top_p, top_k)
-    ids = torch.as_tensor(input_ids, device=target.device)
-    if len(ids) and (ids.is_floating_point() or ids.dtype == torch.bool):
-        raise ValueError(f"input_ids must be whole numbers, got {ids.dtype}")
-    ids = ids.long()
-    if ids.ndim != 1 or len(ids) == 0:
-        raise ValueError(f"input_ids must be a non-empty list of token ids, got shape {tuple(ids.shape)}")
-    if bool((ids < 0).any() | (ids >= target.vocab_size).any()):
-        raise ValueError(f"token ids must be in 0..{target.vocab_size - 1}, got {int(ids.min())}..{int(ids.max())}")
-    if len(ids) > target.context_limit:
-        raise ValueError(f"the prompt has {len(ids)} tokens, the target's context holds {target.context_limit}")
-    check_count(max_new_tokens, "max_new_tokens")
-    stop = target.stop_ids if stop is None else frozenset(stop)
-    for token in stop:
-        if not isinstance(token, int):
-            raise ValueError(f"stop takes token ids, got {token!r}: a text's are tokenizer.encode(text)")
-    room = target.context_limit - len(ids)
-    limit, reason = (room, "context") if room < max_new_tokens else (max_new_tokens, "length")
-    return ids, Output(limit, reason, stop, on_tokens)
-
-
-def _generator(target: Target, seed: int | None) -> torch.Generator:
-    generator = torch.Generator(device=target.device)
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
-
-
-def _choose(
-    logits: Tensor, temperature: float, top_p: float, top_k: int, generator: torch.Generator, place: int = 0
-) -> int:
-    with _unusable_logits(f"token {place}"):
-        return int(sample(filter_logits(logits, temperature, top_p, top_k), temperature, generator))
-
-
-@contextlib.contextmanager
-def _unusable_logits(where: str) -> Iterator[None]:
-    """Says in a `ValueError` from the laws of `trees` where in the decoding it was."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{where}: the target's logits are unusable: {error}") from error

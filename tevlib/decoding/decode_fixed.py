@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from tevlib.decoding.clock import Marks
 from tevlib.decoding.cycle import Cycle
-from tevlib.decoding.decode import Generation, Round, _begin, _choose, _generator, _unusable_logits
 from tevlib.decoding.drafter import DFlashDraftModel
-from tevlib.decoding.graphs import Marks
+from tevlib.decoding.generation import Generation, Round
+from tevlib.decoding.request import begin, choose, new_generator, unusable_logits
 from tevlib.decoding.target import Target
 from tevlib.trees.sampling import check_rows
 
@@ -43,8 +44,8 @@ def decode_fixed(
     which on a GPU captures its graphs: make it once, for the longest request, and hand it to all. Stage times are the
     device's own. Errors and warnings as in `speculate`; ValueError for a budget below 1.
     """
-    ids, out = _begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
-    generator = _generator(target, seed)
+    ids, out = begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
+    generator = new_generator(target, seed)
     if out.full:
         return out.generation([], 0.0, 0.0)
     law = (temperature, top_p, top_k)
@@ -53,7 +54,7 @@ def decode_fixed(
     elif (cycle.target, cycle.drafter, cycle.budget, cycle.law) != (target, drafter, budget, law):
         raise ValueError(f"this cycle was made for budget {cycle.budget} and law {cycle.law}, not {budget} and {law}")
     start = time.perf_counter()
-    root = _choose(cycle.begin(ids), *law, generator)
+    root = choose(cycle.begin(ids), *law, generator)
     prefill_s = time.perf_counter() - start
     out.emit([root])
     start = time.perf_counter()
@@ -66,7 +67,7 @@ def decode_fixed(
         if not report.usable:
             warnings.warn(f"round {rounds}: the drafter's logits hold NaN; this round drafts nothing", stacklevel=2)
         if not report.finite:
-            with _unusable_logits(f"round {rounds}"):
+            with unusable_logits(f"round {rounds}"):
                 check_rows(cycle.logits[: report.size].amax(-1), "node")
         out.emit(report.emitted)
         rounds += 1

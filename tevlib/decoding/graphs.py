@@ -1,8 +1,7 @@
-"""CUDA graphs of the stages of a round, and a clock that does not wait for the device."""
+"""CUDA graphs of the stages of a round."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -34,26 +33,3 @@ def captured(stages: Stages, device: torch.device, before: Callable[[], None] = 
             stage()
         replays[name] = graph.replay
     return replays
-
-
-class Marks:
-    """Points in time on a device's own clock, read once at the end: CUDA events, or the host's clock."""
-
-    def __init__(self, device: torch.device):
-        self.cuda = device.type == "cuda"
-        self.marks: list = []
-
-    def mark(self) -> None:
-        if self.cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.marks.append(event)
-        else:
-            self.marks.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        """Seconds between neighbouring marks. Waits for the device."""
-        if self.cuda:
-            torch.cuda.synchronize()
-            return [a.elapsed_time(b) / 1e3 for a, b in zip(self.marks, self.marks[1:], strict=False)]
-        return [b - a for a, b in zip(self.marks, self.marks[1:], strict=False)]

@@ -25,8 +25,9 @@ import torch
 from tqdm.auto import tqdm
 
 from tevlib.decoding.checkpoint import load_drafter
-from tevlib.decoding.decode import Generation, autoregressive, speculate
+from tevlib.decoding.decode import autoregressive, speculate
 from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.generation import Generation
 from tevlib.decoding.load import load_target
 from tevlib.decoding.target import Target
 from tevlib.sources.assets import OFFLINE_TARGET, gguf_path

@@ -1,6 +1,6 @@
 """What is kept of a decoded answer: one response row, and one row per draft-verify round. JSON-ready."""
 
-from tevlib.decoding.decode import Generation, Round
+from tevlib.decoding.generation import Generation, Round
 
 
 def response_row(ar: Generation, spec: Generation, oracle: dict[int, float]) -> dict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tevlib.decoding.decode import Generation
+from tevlib.decoding.generation import Generation
 from tevlib.decoding.target import Target
 from tevlib.trees.builders import oracle_tree
 from tevlib.trees.draft_tree import DraftTree

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tevlib.decoding.checkpoint import load_drafter
-from tevlib.decoding.decode import Generation, draft, speculate
+from tevlib.decoding.decode import draft, speculate
 from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.generation import Generation
 from tevlib.decoding.load import load_target
 from tevlib.decoding.target import Target
 from tevlib.sources.prompts import SUITES, chat_ids, load_prompts

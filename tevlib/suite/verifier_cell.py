@@ -18,7 +18,8 @@ from tqdm.auto import tqdm
 
 from tevlib.decoding.cache import KVCache
 from tevlib.decoding.checkpoint import load_drafter
-from tevlib.decoding.decode import Clock, speculate
+from tevlib.decoding.clock import Clock
+from tevlib.decoding.decode import speculate
 from tevlib.decoding.load import load_target
 from tevlib.decoding.target import Target
 from tevlib.sources.prompts import chat_ids

@@ -8,8 +8,9 @@ from itertools import product
 
 import torch
 
-from tevlib.decoding.decode import pooled_tau, speculate, tau_of_responses
+from tevlib.decoding.decode import speculate
 from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.generation import pooled_tau, tau_of_responses
 from tevlib.decoding.packed import read_sequences
 from tevlib.decoding.target import Target
 from tevlib.sources.prompts import SUITES, chat_ids, load_prompts
