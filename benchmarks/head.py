@@ -26,10 +26,10 @@ from tevlib.trees.rows import DeferredRows
 from tevlib.trees.verifiers import VERIFIERS
 
 WAYS = ("all rows", "deferred")
-VERIFIED = ("sequential_residual",)
+VERIFIED = ("tev", "sequential_residual")
 FULL = {
     "prompts": 1,
-    "tokens": 48,
+    "tokens": 24,
     "budgets": (16, 32, 64),
     "temperatures": (0.0, 1.0),
     "verifiers": VERIFIED,
