@@ -106,8 +106,8 @@ def reported(tiny, tmp_path_factory):
     """
     from tests.tiny_profile import write_tiny_profile
     from tevlib.suite.batch import run_cells
-    from tevlib.suite.cells import LATENCY_TABLE, load_profile
     from tevlib.suite.decode_cell import run_decode_cells
+    from tevlib.suite.profile import LATENCY_TABLE, load_profile
     from tevlib.suite.verifier_cell import run_verifier_cells
 
     home = tmp_path_factory.mktemp("reported")

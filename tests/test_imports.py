@@ -93,5 +93,5 @@ def test_light_floors_load_nothing_heavy(floor, absent):
 
 def test_planning_loads_no_torch():
     """Command line, cells, records and batch load neither torch nor papermill: a finished suite ends at once."""
-    names = ("tevlib.cli", "tevlib.suite.cells", "tevlib.suite.records", "tevlib.suite.batch", "tevlib.report.tables")
+    names = ("tevlib.cli", "tevlib.suite.profile", "tevlib.suite.records", "tevlib.suite.batch", "tevlib.report.tables")
     assert not loaded(*names) & {"torch", "transformers", "papermill", "jupyter_client"}

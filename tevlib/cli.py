@@ -192,7 +192,7 @@ COMMANDS = {
 
 def _cells(options: argparse.Namespace) -> list:
     """The planned cells of the tables that were asked for; of all that the profile has, where none was named."""
-    from tevlib.suite.cells import load_profile
+    from tevlib.suite.profile import load_profile
 
     return load_profile(options.profile, tables=_tables(options))
 
@@ -205,8 +205,8 @@ def _tables(options: argparse.Namespace) -> list[str] | None:
 
 def _said(summary, options: argparse.Namespace) -> int:
     """Print what a batch did, how to make what it waits for, and what failed; the exit code."""
-    from tevlib.suite.cells import load_trained
     from tevlib.suite.plan import to_be_trained
+    from tevlib.suite.profile import load_trained
 
     print(f"\n{summary}")
     for folder, command in to_be_trained(summary.impossible, load_trained(options.profile)).items():

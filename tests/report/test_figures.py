@@ -10,7 +10,7 @@ from tevlib.report.figures.cells import NotMeasured
 from tevlib.report.figures.draw import FIGURES, draw_figure, draw_figures
 from tevlib.report.figures.rounds import BASE, ROUNDS, Round, child_tests, mean_change, read
 from tevlib.report.figures.style import FORMATS, ROLES, save_figure
-from tevlib.suite.cells import load_profile
+from tevlib.suite.profile import load_profile
 from tevlib.suite.records import outcome
 
 

@@ -9,7 +9,7 @@ import pytest
 from tevlib import cli
 from tevlib.report.figures.draw import FIGURES, draw_figures
 from tevlib.report.page import page, write_report
-from tevlib.suite.cells import load_profile
+from tevlib.suite.profile import load_profile
 from tevlib.suite.records import outcome, record_path, write_failure
 
 

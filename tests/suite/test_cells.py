@@ -10,8 +10,9 @@ from tevlib.decoding import checkpoint
 from tevlib.decoding.decode import SAMPLED_CHAIN
 from tevlib.decoding.load import DTYPES as LOADABLE
 from tevlib.suite import cells as planning
-from tevlib.suite.cells import Cell, load_profile
+from tevlib.suite.cells import Cell
 from tevlib.suite.code_hash import DELTA_OF, code_digest, drafter_digest, files_digest, normalised
+from tevlib.suite.profile import PROFILES, load_profile
 from tevlib.trees import builders, verifiers
 
 
@@ -59,7 +60,7 @@ def test_names_are_those_of_the_code():
 def test_profiles_expand_to_valid_distinct_cells(monkeypatch):
     """Each shipped profile has tables 2 and 4, all four suites in each, every hash of a table its own."""
     monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
-    for name in planning.PROFILES:
+    for name in PROFILES:
         for table, temperatures in (("table2", {0.0, 1.0}), ("table4", {1.0})):
             cells = load_profile(name, tables=[table])
             assert {cell.suite for cell in cells} == {"mt_bench", "humaneval", "gsm8k", "math500"}
@@ -85,7 +86,7 @@ def test_the_laptop_profile_has_every_objective(monkeypatch):
 def test_a_profile_s_tables_share_plain_decoding(monkeypatch):
     """Decode cells of all tables on one target, suite and temperature are one company; latency cells, on one suite."""
     monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
-    for name in planning.PROFILES:
+    for name in PROFILES:
         cells = load_profile(name)
         decoded = [cell for cell in cells if isinstance(cell, planning.Cell)]
         settings = {(cell.target, cell.suite, cell.temperature) for cell in decoded}
@@ -101,7 +102,7 @@ def test_the_laptop_profile_has_every_table_and_shares_what_it_can(monkeypatch):
     assert {cell.table for cell in cells} == {f"table{number}" for number in range(1, 6)}
     main, rest = ({c.hash12() for c in cells if (c.table == "table1") is wanted} for wanted in (True, False))
     extra = {c.role for c in cells if c.table == "table1" and c.hash12() not in rest}
-    assert extra == {"dflash_chain", "sampled_chain", "autoregressive"} and len(main & rest) == 4 * 2 * 4
+    assert extra == {"auto", "dflash_chain", "sampled_chain", "autoregressive"} and len(main & rest) == 4 * 2 * 4
 
 
 METHODS = (
@@ -303,11 +304,11 @@ def test_a_profile_of_the_wrong_shape_is_refused_by_key(tmp_path, old, new, word
     assert old in written
     (tmp_path / "mine.yaml").write_text(written.replace(old, new))
     with pytest.raises(ValueError, match=words):
-        planning.load_profile(str(tmp_path / "mine.yaml"))
+        load_profile(str(tmp_path / "mine.yaml"))
 
 
 def test_a_profile_without_tables_is_refused(tmp_path):
     """Nothing to run is an error, not a success."""
     (tmp_path / "empty.yaml").write_text("defaults: {}\ntables:\n")
     with pytest.raises(ValueError, match="tables must name at least one table"):
-        planning.load_profile(str(tmp_path / "empty.yaml"))
+        load_profile(str(tmp_path / "empty.yaml"))

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from tevlib import cli
-from tevlib.suite.cells import load_profile
+from tevlib.suite.profile import load_profile
 from tevlib.suite.records import record_path, write_failure, write_record
 
 
@@ -41,7 +41,7 @@ BAD = {
     "both after a failure": (["run", "--keep-going", "--fail-fast"], "not allowed with"),
     "unknown notebook": (["notebook", "21_decode_cel"], "did you mean '21_decode_cell'"),
     "unknown parameter": (["notebook", "21_decode_cell", "budgte=3"], "did you mean 'budget'"),
-    "wrong type": (["notebook", "21_decode_cell", "budget=3.5"], "'budget' must be int"),
+    "wrong type": (["notebook", "21_decode_cell", "max_new_tokens=3.5"], "'max_new_tokens' must be int"),
     "no value": (["notebook", "21_decode_cell", "budget"], "name=value"),
     "unknown wheel": (["fetch", "no-such-wheel"], "unknown asset"),
 }

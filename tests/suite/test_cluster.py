@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tevlib import cli
-from tevlib.suite.cells import load_profile
 from tevlib.suite.paths import repository
 from tevlib.suite.plan import companies, distinct, make_plan
+from tevlib.suite.profile import load_profile
 from tevlib.suite.records import outcome, record_path, write_failure, write_record
 
 SNAKEMAKE = shutil.which("snakemake", path=str(Path(sys.executable).parent)) or shutil.which("snakemake")

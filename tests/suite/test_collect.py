@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from tevlib import cli
-from tevlib.suite.cells import load_profile
 from tevlib.suite.collect import collect
+from tevlib.suite.profile import load_profile
 from tevlib.suite.records import record_path, rounds_path, write_failure, write_record
 
 ROUNDS = [{"round": i, "length": 2, "ceiling": 1.9} for i in range(3)]

@@ -7,7 +7,8 @@ import torch
 
 from tests.tiny import make_drafter, make_target
 from tevlib.decoding.decode import speculate
-from tevlib.suite.oracle import middles, oracle_coverages
+from tevlib.suite.oracle import oracle_coverages
+from tevlib.training.evaluate import middles
 from tevlib.trees.sampling import filter_logits, target_log_probs
 
 DEPTH = 3
@@ -56,6 +57,17 @@ def test_at_zero_temperature_the_target_s_own_continuation_is_the_best_tree(targ
     for budget, covered in ((2, 2.0), (8, 3.0)):
         answer = speculate(target, drafter, ids, budget=budget, max_new_tokens=12, stop=[])
         assert set(oracle_coverages(target, ids, answer, rounds=2, depth=DEPTH, temperature=0.0).values()) == {covered}
+
+
+def test_the_context_ends_for_the_oracle_too(target, monkeypatch):
+    """With room for one token behind the root no tree covers two, at T = 0 as at T > 0."""
+    drafter, ids = make_drafter(target, block_size=DEPTH + 1), torch.tensor([4, 6])
+    answer = speculate(target, drafter, ids, budget=8, max_new_tokens=12, stop=[])
+    place = middles(len(answer.rounds), 1)[0]
+    room = len(ids) + sum(r.length for r in answer.rounds[:place]) + 1
+    monkeypatch.setattr(target, "context_limit", room + 1)
+    assert oracle_coverages(target, ids, answer, rounds=1, depth=DEPTH, temperature=0.0) == {place: 1.0}
+    assert oracle_coverages(target, ids, answer, rounds=1, depth=DEPTH, temperature=1.0)[place] <= 1
 
 
 def test_rounds_without_a_draft_have_no_oracle(target):

@@ -8,11 +8,12 @@ import pytest
 
 from tevlib import cli
 from tevlib.suite import estimate, plan
-from tevlib.suite.cells import Cell, load_profile, load_trained
+from tevlib.suite.cells import Cell
 from tevlib.suite.estimate import answers, by_rule, rates, seconds
 from tevlib.suite.notebook import notebook_path
 from tevlib.suite.parameters import checked, declared
 from tevlib.suite.plan import companies, company_of, describe, distinct, make_plan
+from tevlib.suite.profile import load_profile, load_trained
 from tevlib.suite.records import record_path, write_failure, write_record
 from tevlib.suite.sizes import download_bytes, memory_bytes, parameters
 

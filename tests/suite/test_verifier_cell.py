@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tevlib.suite.cells import VerifierCell, load_profile
+from tevlib.suite.cells import VerifierCell
+from tevlib.suite.profile import load_profile
 from tevlib.suite.records import outcome, record_path
 from tevlib.suite.verifier_cell import TIMED, latencies, run_verifier_cells, widened
 

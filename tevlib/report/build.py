@@ -11,7 +11,7 @@ from tevlib.report.latency import latency_audit, latency_layout, latency_table
 from tevlib.report.layout import layout
 from tevlib.report.objectives import averages_layout, objective_averages
 from tevlib.report.tables import decode_table
-from tevlib.suite.cells import LATENCY_TABLE
+from tevlib.suite.profile import LATENCY_TABLE
 
 OBJECTIVES_TABLE = "table2"
 CHANGES = "Means over the suites, and changes against the original drafter on the same prompts (95% intervals)"

@@ -15,8 +15,8 @@ from tevlib.report.figures.measured import audited
 from tevlib.report.files import DAGGER, notes_of
 from tevlib.report.layout import MARKED, is_marked
 from tevlib.report.verdicts import FAILED, NOT_RUN, SYMBOLS
-from tevlib.suite.cells import load_profile
 from tevlib.suite.paths import home
+from tevlib.suite.profile import load_profile
 from tevlib.suite.records import outcome
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

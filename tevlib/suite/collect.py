@@ -15,8 +15,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tevlib.suite.cells import Cell, Work, load_profile
+from tevlib.suite.cells import Cell, Work
 from tevlib.suite.paths import home
+from tevlib.suite.profile import load_profile
 from tevlib.suite.records import SCHEMA_VERSION, outcome, record_path, rounds_path, write_atomically
 
 log = logging.getLogger(__name__)

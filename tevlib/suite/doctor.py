@@ -14,12 +14,13 @@ from pathlib import Path
 
 from tevlib.sources import assets
 from tevlib.sources.suites import SUITES
-from tevlib.suite.cells import Work, is_hub_id, load_profile, load_trained
+from tevlib.suite.cells import Work, is_hub_id
 from tevlib.suite.devices import Gpu, gpus
 from tevlib.suite.hub import Hub
 from tevlib.suite.memory import available_bytes
 from tevlib.suite.paths import from_repository, home, repository
 from tevlib.suite.plan import to_be_trained
+from tevlib.suite.profile import load_profile, load_trained
 from tevlib.suite.provenance import cpu_model
 from tevlib.suite.sizes import gigabytes, memory_bytes
 

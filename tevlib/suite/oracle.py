@@ -6,6 +6,7 @@ import torch
 
 from tevlib.decoding.generation import Generation
 from tevlib.decoding.target import Target
+from tevlib.training.evaluate import middles
 from tevlib.trees.builders import oracle_tree
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.sampling import filter_logits, is_greedy, target_log_probs
@@ -31,8 +32,10 @@ def oracle_coverages(
     """
     places = [place for place in middles(len(answer.rounds), rounds) if len(answer.rounds[place].tree) > 1]
     sizes = {place: len(answer.rounds[place].tree) - 1 for place in places}
+    decoded = {place: sum(cycle.length for cycle in answer.rounds[:place]) for place in places}  # before its root
+    depths = {place: min(depth, target.context_limit - len(ids) - decoded[place] - 1) for place in places}
     if is_greedy(temperature):
-        return {place: float(min(size, depth)) for place, size in sizes.items()}
+        return {place: float(min(size, depths[place])) for place, size in sizes.items()}
     cache = target.new_cache(len(ids) + len(answer.tokens) + max(sizes.values(), default=0) + 1)
 
     def score(tree: DraftTree) -> torch.Tensor:
@@ -41,15 +44,9 @@ def oracle_coverages(
 
     found: dict[int, float] = {}
     for place in places:
-        decoded = sum(cycle.length for cycle in answer.rounds[:place])  # the root is the token after these
-        text = torch.cat([ids, torch.tensor(answer.tokens[:decoded], dtype=ids.dtype)]).to(target.device)
+        text = torch.cat([ids, torch.tensor(answer.tokens[: decoded[place]], dtype=ids.dtype)]).to(target.device)
         target.prefill(cache, text[cache.length :])
         root = answer.rounds[place].tree.token(0)
-        best = oracle_tree(score, sizes[place], root, min(depth, target.context_limit - cache.length - 1))
+        best = oracle_tree(score, sizes[place], root, depths[place])
         found[place] = float(best.scores[1:].double().exp().sum())
     return found
-
-
-def middles(count: int, parts: int) -> list[int]:
-    """The middles of `parts` equal parts of 0..count - 1; all of them where there are no more than `parts`."""
-    return sorted({(2 * i + 1) * count // (2 * parts) for i in range(parts)}) if count else []

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from tevlib.suite.cells import Work, load_profile, load_trained
+from tevlib.suite.cells import Work
 from tevlib.suite.devices import gpus
 from tevlib.suite.estimate import CPU, GPU, Machine, by_rule, rates, seconds
 from tevlib.suite.paths import home
+from tevlib.suite.profile import load_profile, load_trained
 from tevlib.suite.provenance import cpu_model
 from tevlib.suite.records import failed_path, read_record, record_path
 from tevlib.suite.sizes import memory_bytes, parameters

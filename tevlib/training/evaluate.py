@@ -57,7 +57,8 @@ def held_out_laws(
     texts: list[int] = []
     for start in range(0, len(held_out), size):
         some = list(held_out[start : start + size])
-        places = [_spread(rollout, per_text) for rollout in some]
+        lengths = [(rollout.prompt_length, len(rollout.ids) - rollout.prompt_length) for rollout in some]
+        places = [[prompt + middle for middle in middles(response, per_text)] for prompt, response in lengths]
         kept = torch.tensor([[i < len(own) for i in range(per_text)] for own in places], device=target.device)
         anchors = torch.tensor([own + own[:1] * (per_text - len(own)) for own in places], device=target.device)
         batch = collate(some).to(target.device)
@@ -76,10 +77,9 @@ def held_out_laws(
     return {key: HeldOut(*torch.tensor(values).T, torch.tensor(texts)) for key, values in found.items()}
 
 
-def _spread(rollout: Rollout, n: int) -> list[int]:
-    """The middles of `n` equal parts of the response; fewer in a shorter one."""
-    response = len(rollout.ids) - rollout.prompt_length
-    return sorted({rollout.prompt_length + (2 * i + 1) * response // (2 * n) for i in range(n)})
+def middles(count: int, parts: int) -> list[int]:
+    """The middles of `parts` equal parts of 0..count - 1; all of them where there are no more than `parts`."""
+    return sorted({(2 * i + 1) * count // (2 * parts) for i in range(parts)}) if count else []
 
 
 def held_out_tree(
