@@ -27,6 +27,7 @@ SECTIONS = {  # in the order in which they run: the module's `measure(quick) -> 
     "cycle": "where a round's time goes",
     "head": "what a deferred head saves",
     "builder": "the tree builder against public code's",
+    "verifiers": "every form of every verifier, decision and commit on replayed rounds",
 }
 
 

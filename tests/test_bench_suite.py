@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from benchmarks import __main__ as bench
-from benchmarks import builder, common, cycle, head, speed
+from benchmarks import builder, common, cycle, head, speed, verifiers
 from tests.tiny import make_drafter, make_target
 from tevlib.sources.prompts import SUITES
+from tevlib.trees.builders import best_first_tree
 
 TINY = {
     speed: {"FULL": {"temperatures": {0.0: 2, 1.0: 1}, "tokens": 12, "budgets": (2, 4)}},
@@ -24,6 +25,7 @@ TINY = {
         }
     },
     builder: {"SHAPES": {"smollm2": (3, 300)}, "BUDGETS": (8,)},
+    verifiers: {"FULL": verifiers.FULL | {"rounds": 2, "repeats": 1, "budgets": (32, 64)}, "SHAPES": ("own",)},
 }
 
 
@@ -43,6 +45,14 @@ def prompts(monkeypatch):
 
     for section in (speed, cycle, head):
         monkeypatch.setattr(section, "prompt_ids", some)
+
+    def replayed(cell, target, drafter):
+        generator = torch.Generator().manual_seed(0)
+        log_probs = torch.randn(3, 90, generator=generator).log_softmax(-1)
+        tree = best_first_tree(log_probs, cell.budget, 0)
+        return [(tree, torch.randn(len(tree), 90, generator=generator)) for _ in range(cell.rounds)]
+
+    monkeypatch.setattr(verifiers, "collect_rounds", replayed)
 
 
 @pytest.fixture
@@ -180,3 +190,23 @@ def test_the_quick_form_on_the_shipped_drafter(home):
     shares = [line["value"] for line in record["sections"]["cycle"]["bars"]]
     assert 0 < saved["value"] < 1 and all(0 < share < 0.5 for share in shares)
     assert path.with_suffix(".png").is_file()
+
+
+def test_verifier_forms_are_compared_on_the_same_rounds(tiny):
+    """Every form is timed at every setting; a ratio is that of total times; smaller budgets have prefixes of the trees."""
+    found = verifiers.measure()
+    assert [(s["temperature"], s["budget"], s["nodes"]) for s in found["settings"]] == [
+        (0.6, 32, 33), (0.6, 64, 65), (1.0, 32, 33), (1.0, 64, 65)
+    ]  # fmt: skip
+    for setting in found["settings"]:
+        assert set(setting["median_ms"]) == set(verifiers.TIMED) and setting["rounds"] == 8
+        for ratio in setting["ratios"].values():
+            assert ratio["interval"][0] <= ratio["value"] <= ratio["interval"][1] and len(ratio["range"]) == 2
+    rows = [
+        {"round": i, "verifier": name, "ms": ms, "nodes": 5, "internal": 2}
+        for i in (0, 1)
+        for name, ms in dict.fromkeys(verifiers.TIMED, 4.0 + i).items()
+    ]
+    rows[4]["ms"] = 1.0  # the parallel form in round 0
+    assert verifiers.summary(rows)["ratios"]["tev_parallel / predraw"]["value"] == (1 + 5) / (4 + 5)
+    assert "tev_descent / predraw_lazy" in verifiers.table(found["settings"])

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from tevlib.report import latency
 from tevlib.suite.cells import VerifierCell
 from tevlib.suite.profile import load_profile
 from tevlib.suite.records import outcome, record_path
-from tevlib.suite.verifier_cell import TIMED, latencies, run_verifier_cells, widened
+from tevlib.suite.verifier_cell import SLOW, SLOW_ROUNDS, TEV_FORMS, TIMED, latencies, run_verifier_cells, widened
+from tevlib.trees.verifiers import VERIFIERS
 
 
 @pytest.fixture
@@ -21,30 +23,35 @@ def latency_cell(tiny, home):
 
 
 def test_every_verifier_is_timed_on_the_same_rounds(latency_cell):
-    """One row per round and verifier, all times positive, and a record that is taken for this cell's."""
+    """One row per round and verifier, the slow one's of the first rounds only; all times positive; a record that is
+    taken for this cell's."""
     cell = latency_cell()
     record = run_verifier_cells([cell])[0]
     rows = record["responses"]
     assert {row["verifier"] for row in rows} == set(TIMED)
     by_round = {i: [(r["nodes"], r["internal"]) for r in rows if r["round"] == i] for i in range(5)}
-    assert len(rows) == 15 and all(len(set(found)) == 1 and len(found) == 3 for found in by_round.values())
+    assert {i: len(found) for i, found in by_round.items()} == {i: 5 + (i < SLOW_ROUNDS) for i in range(5)}
+    assert all(len(set(found)) == 1 for found in by_round.values())
+    assert [row["round"] for row in rows if row["verifier"] == SLOW] == list(range(SLOW_ROUNDS))
     assert all(row["ms"] > 0 for row in rows) and record["metrics"]["rounds"] == 5
     assert outcome(cell)["status"] == "finished" and record_path(cell).is_file()
     assert latency_cell(budget=7).hash12() != cell.hash12() == latency_cell(profile="other").hash12()
 
 
 def test_latencies_are_means_and_their_ratio():
-    """Means over rounds, and TEV's reduction from the means of the same rounds."""
-    ms = {"predraw": (2.0, 4.0), "sequential_residual": (1.0, 1.0), "tev": (1.0, 2.0)}
+    """Means over rounds, and the reduction of both forms of TEV from the means of the same rounds."""
+    ms = dict.fromkeys(TIMED, (1.0, 1.0)) | {"predraw": (2.0, 4.0), "tev_parallel": (1.0, 2.0)}
     rows = [
         {"round": i, "verifier": name, "ms": values[i], "nodes": 7, "internal": 3}
         for name, values in ms.items()
         for i in (0, 1)
     ]
     metrics = latencies(rows)
-    assert (metrics["predraw_ms"], metrics["tev_ms"], metrics["reduction"]) == (3.0, 1.5, 50.0)
+    assert (metrics["predraw_ms"], metrics["tev_parallel_ms"], metrics["tev_parallel_reduction"]) == (3.0, 1.5, 50.0)
+    assert metrics["tev_descent_reduction"] == pytest.approx(100 * 2 / 3)
     low, high = metrics["predraw_ms_ci95"]
-    assert low <= 3.0 <= high and metrics["reduction_ci95"] == [50.0, 50.0]
+    assert low <= 3.0 <= high and metrics["tev_parallel_reduction_ci95"] == [50.0, 50.0]
+    assert (latency.TIMED, latency.TEV_FORMS) == (TIMED, TEV_FORMS) and set(TIMED) < set(VERIFIERS)
 
 
 def test_widened_rows_keep_the_law_of_the_old_tokens():

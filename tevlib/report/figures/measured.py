@@ -21,7 +21,7 @@ from tevlib.report.figures.style import (
     colour_of,
     styled,
 )  # fmt: skip
-from tevlib.report.latency import latency_table
+from tevlib.report.latency import TEV_FORMS, latency_table
 from tevlib.report.layout import is_marked
 from tevlib.report.names import METHOD_NAMES, OBJECTIVE_NAMES, SHAPE_NAMES, VERIFIER_NAMES
 from tevlib.suite.cells import AUTO
@@ -136,7 +136,7 @@ def stages(outcomes: Sequence[Mapping]):
 
 @styled
 def latency(outcomes: Sequence[Mapping]):
-    """Table 3 as lines: milliseconds of decision and commit against the budget, TEV's reduction beside the paper's."""
+    """Table 3 as lines: milliseconds of decision and commit against the budget, TEV's reductions beside the paper's."""
     cells = of_table(outcomes, "table3")
     if not any(o["status"] == "finished" for o in cells):
         raise NotMeasured("no latency cell of Table 3 is finished")
@@ -152,14 +152,17 @@ def latency(outcomes: Sequence[Mapping]):
         for verifier, line in rows.sort_values("budget").groupby("verifier", sort=False):
             above.plot(line["budget"], line["ms"], marker=MARKERS[verifier], color=VERIFIERS[verifier],
                        label=VERIFIER_NAMES[verifier])  # fmt: skip
-        tev = rows[rows["verifier"] == "tev"].sort_values("budget")
-        below.plot(tev["budget"], tev["reduction"], marker="s", color=VERMILION, label="ours")
+        for form in TEV_FORMS:
+            tev = rows[rows["verifier"] == form].sort_values("budget")
+            below.plot(tev["budget"], tev["reduction"], marker=MARKERS[form], color=VERIFIERS[form],
+                       label=VERIFIER_NAMES[form])  # fmt: skip
+        tev = rows[rows["verifier"] == "tev_parallel"].sort_values("budget")
         below.plot(
             tev["budget"], tev["paper_reduction"], marker="D", color=GREY, linestyle=":", label="the paper's (H20)"
         )
         below.axhline(0, color=MUTED, linewidth=1)
         above.set_title(f"{SHAPE_NAMES[shape]}, T = {temperature:g}")
-        above.set_ylim(0, None)
+        above.set_yscale("log")
         below.set_xscale("log", base=2)
         below.set_xticks(sizes, [str(size) for size in sizes])
         below.minorticks_off()
