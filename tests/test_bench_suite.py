@@ -193,7 +193,7 @@ def test_the_quick_form_on_the_shipped_drafter(home):
 
 
 def test_verifier_forms_are_compared_on_the_same_rounds(tiny):
-    """Every form is timed at every setting; a ratio is that of total times; smaller budgets have prefixes of the trees."""
+    """Every form is timed at every setting; a ratio is that of total times; smaller budgets have prefixes of trees."""
     found = verifiers.measure()
     assert [(s["temperature"], s["budget"], s["nodes"]) for s in found["settings"]] == [
         (0.6, 32, 33), (0.6, 64, 65), (1.0, 32, 33), (1.0, 64, 65)
