@@ -26,7 +26,7 @@ from tevlib.suite.cells import VerifierCell
 from tevlib.suite.verifier_cell import QWEN3_4B, SLOW, TIMED, collect_rounds, stage_cache, time_rounds, widened
 from tevlib.trees.draft_tree import DraftTree
 
-FULL = {"suites": SUITES, "rounds": 3, "tokens": 32, "repeats": 5, "budgets": (32, 64, 128)}
+FULL = {"suites": SUITES, "rounds": 2, "tokens": 16, "repeats": 3, "budgets": (32, 64, 128)}
 QUICK = {"suites": SUITES[2:3], "rounds": 2, "tokens": 12, "repeats": 1, "budgets": (32,)}
 SHAPES = ("own", "qwen3_4b")
 TEMPERATURES = (0.6, 1.0)
