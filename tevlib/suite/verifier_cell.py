@@ -30,6 +30,7 @@ from tevlib.suite.code_hash import drafter_digest
 from tevlib.suite.decode_cell import answer_seed, device, drafter_folder, prompts_of, target_facts, target_name
 from tevlib.suite.provenance import provenance
 from tevlib.suite.records import record_path, write_record
+from tevlib.training.evaluate import middles
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.verifiers import VERIFIERS
 
@@ -100,8 +101,7 @@ def collect_rounds(cell: VerifierCell, target: Target, drafter) -> list[tuple[Dr
             seed=answer_seed(cell.seed, 0, index, 0),
             on_round=lambda tree, rows, found=found: found.append((tree, rows)),
         )
-        places = np.linspace(0, len(found) - 1, min(share, len(found))).round().astype(int) if found else []
-        kept += [found[place] for place in places]
+        kept += [found[place] for place in middles(len(found), share)]
     if not kept:
         raise ValueError(f"no draft-verify round in {cell.max_new_tokens} new tokens of {len(prompts)} answers")
     return kept[: cell.rounds]

@@ -156,7 +156,7 @@ def descend(tree: DraftTree, rows: Rows, temperature: float, u: float) -> tuple[
         children = tree.children[node]
         if not children:
             return node, row_weights(row, temperature, f"node {node}")
-        tokens = torch.tensor([tree.token(child) for child in children])
+        tokens = torch.tensor([tree.token(child) for child in children], device=row.device)
         below, weights, outside = _split_row(row, tokens, temperature, node)
         target = u * (math.fsum(below) + outside)
         for child, mass in zip(children, below, strict=True):
