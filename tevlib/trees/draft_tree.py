@@ -104,8 +104,10 @@ class DraftTree:
     @cached_property
     def edges(self) -> tuple[Tensor, Tensor]:
         """The non-root nodes [N - 1] sorted by parent, then by node, and each one's parent's place in `internal`."""
-        parents, order = self.parents[1:].sort(stable=True)
-        return order + 1, torch.searchsorted(torch.tensor(self.internal, device=self.device), parents)
+        parents = np.array(self._parents[1:], dtype=np.int64)
+        order = parents.argsort(kind="stable")
+        owner = np.searchsorted(np.array(self.internal, dtype=np.int64), parents[order])
+        return torch.from_numpy(order + 1).to(self.device), torch.from_numpy(owner).to(self.device)
 
     @cached_property
     def ancestors(self) -> Tensor:

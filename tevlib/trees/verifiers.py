@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.exit_law import ExitLaw, check_shape
 from tevlib.trees.fixed_shape import exit_draw
 from tevlib.trees.predraw import predraw, predraw_lazy, predraw_reference
-from tevlib.trees.row_masses import edges_and_outside
+from tevlib.trees.row_masses import edges_and_outside_on_cpu
 from tevlib.trees.rows import Rows, as_rows
 from tevlib.trees.sampling import (
     categorical,
@@ -90,23 +91,27 @@ def tev_parallel(tree: DraftTree, rows: Tensor | Rows, temperature: float, gener
     check_shape(tree, rows)
     if rows.device.type != "cpu":
         return tev_on_device(tree, rows, temperature, generator)
-    node = int(categorical(exit_weights_of(tree, rows, temperature), generator))
+    node = int(categorical(torch.from_numpy(exit_weights_of(tree, rows, temperature)), generator))
     residual = row_weights(rows[node].detach(), temperature, f"node {node}")
     if children := tree.children[node]:
-        residual.index_fill_(0, tree.tokens[children], 0)
+        residual.index_fill_(0, torch.tensor([tree.token(child) for child in children]), 0)
     return Verdict(node, tree.node_path(node), int(categorical(residual, generator)))
 
 
-def exit_weights_of(tree: DraftTree, rows: Rows, temperature: float) -> Tensor:
-    """w [N] float64 on the CPU, that of `exit_law` without what a draw does not need; asks for internal rows only."""
-    child, owner = tree.edges
+def exit_weights_of(tree: DraftTree, rows: Rows, temperature: float) -> np.ndarray:
+    """w [N] float64, that of `exit_law` without what a draw does not need; rows on the CPU, internal ones only."""
+    child, owner = (x.numpy() for x in tree.edges)
     chosen, places = rows.within(tree.internal)
-    edge, outside = edges_and_outside(chosen.detach(), temperature, places, owner, tree.tokens[child], tree.internal)
-    edge = edge.exp_()
-    total = outside.index_add(0, owner, edge)
-    step = edge.new_ones(len(tree)).index_copy_(0, child, edge / total[owner])
-    P = torch.where(tree.ancestors, step, 1).prod(-1)
-    rho = torch.ones_like(step).index_copy_(0, torch.tensor(tree.internal, dtype=torch.long), outside / total)
+    tokens = tree.tokens.numpy()[child]
+    edge, outside = edges_and_outside_on_cpu(chosen.detach(), temperature, places, owner, tokens, tree.internal)
+    edge = np.exp(edge)
+    total = outside + np.bincount(owner, edge, len(outside))
+    P, rho = np.ones(len(tree)), np.ones(len(tree))
+    P[child] = edge / total[owner]
+    rho[tree.internal] = outside / total
+    above, reach = tree.parents.clamp(min=0).numpy(), 1
+    while reach <= tree.height:  # pointer doubling: products over 1, 2, 4, ... ancestors
+        P, above, reach = P * P[above], above[above], 2 * reach
     return P * rho
 
 
@@ -172,17 +177,19 @@ def descend(tree: DraftTree, rows: Rows, temperature: float, u: float) -> tuple[
 
 def _split_row(row: Tensor, tokens: Tensor, temperature: float, node: int) -> tuple[list[float], Tensor, float]:
     """Mass of each of `tokens`, the weights of `row` [V] without them, and their sum; all relative to one factor."""
-    logits = row.index_select(0, tokens).tolist()
-    reference = max(logits)
-    weights = relative_weights(row, reference, temperature).index_fill_(0, tokens, 0)
-    outside = weights.sum().item()
-    if not math.isfinite(outside * reference):  # no child near the row's largest entry, or no law
-        largest = row.amax()
-        check_rows(largest, f"node {node}")
-        reference = largest.item()
-        weights = relative_weights(row, reference, temperature).index_fill_(0, tokens, 0)
-        outside = weights.sum().item()
-    return [math.exp((logit - reference) / temperature) for logit in logits], weights, outside
+    reference = row.index_select(0, tokens).amax()
+    below, weights, outside = _apart(row, tokens, temperature, reference)
+    if not math.isfinite(outside * reference.item()):  # no child near the row's largest entry, or no law
+        reference = row.amax()
+        check_rows(reference, f"node {node}")
+        below, weights, outside = _apart(row, tokens, temperature, reference)
+    return below, weights, outside
+
+
+def _apart(row: Tensor, tokens: Tensor, temperature: float, reference: Tensor) -> tuple[list[float], Tensor, float]:
+    weights = relative_weights(row, reference, temperature)
+    below = weights.index_select(0, tokens).tolist()
+    return below, weights, weights.index_fill_(0, tokens, 0).sum().item()
 
 
 VERIFIERS = {
