@@ -21,7 +21,7 @@ from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.generation import Generation
 from tevlib.decoding.target import Target
 
-FIXED = (4, 8, 16, 32)
+FIXED = (4, 8, 12, 16, 32)
 FULL = {"temperatures": {0.0: 4, 0.6: 2, 1.0: 2}, "tokens": 128, "budgets": FIXED}  # temperature: prompts a suite
 QUICK = {"temperatures": {0.0: 1}, "tokens": 32, "budgets": (8, 16)}
 PLAIN, GENERATE, AUTO = "plain", "generate", "auto"
