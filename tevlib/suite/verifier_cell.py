@@ -130,8 +130,13 @@ def stage_cache(cell: VerifierCell, target: Target) -> KVCache:
 
 
 def time_rounds(rounds: list[tuple[DraftTree, Tensor]], cache: KVCache, cell: VerifierCell) -> list[dict]:
-    """One row per round and verifier: `round`, `verifier`, `ms` (median over the repeats), nodes, internal nodes."""
+    """One row per round and verifier: `round`, `verifier`, `ms` (median over the repeats), nodes, internal nodes.
+
+    Every verifier finds the rows just written, as the head leaves them, and a tree of which nothing but the pass has
+    asked anything.
+    """
     clock = Clock(cache.store.device)
+    written = torch.empty_like(max((rows for _, rows in rounds), key=len))
     times: dict[tuple[int, str], list[float]] = {}
     for repeat in tqdm(range(-1, cell.repeats), desc=str(cell), unit="pass", mininterval=1):
         for index, (tree, rows) in enumerate(rounds):
@@ -143,8 +148,9 @@ def time_rounds(rounds: list[tuple[DraftTree, Tensor]], cache: KVCache, cell: Ve
                 tree.ancestors  # noqa: B018 - the pass had them
                 generator = torch.Generator(device=rows.device)
                 generator.manual_seed(answer_seed(cell.seed, max(repeat, 0), index, 0))
+                fresh = written[: len(rows)].copy_(rows)
                 clock.lap()
-                verdict = VERIFIERS[name](tree, rows, cell.temperature, generator)
+                verdict = VERIFIERS[name](tree, fresh, cell.temperature, generator)
                 cache.commit(verdict.path)
                 seconds = clock.lap()
                 cache.keep_first(CONTEXT)
