@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tevlib.suite import cells as planning
+from tevlib.suite import profile as planning
 from tevlib.suite.notebook import run_notebook
 from tevlib.suite.paths import repository
 from tevlib.suite.records import outcome, record_path, write_record

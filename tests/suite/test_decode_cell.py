@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tevlib.decoding import decode
+from tevlib.decoding import decode, generation
 from tevlib.suite import decode_cell
 from tevlib.suite.decode_cell import CellFailed, answer_seed, run_decode_cell, run_decode_cells
 from tevlib.suite.decode_rows import length_variance
@@ -48,7 +48,7 @@ def test_every_round_is_kept_and_emission_is_told_from_length(tiny_cell):
         assert mine["ceiling"].sum() == pytest.approx(row["ceilings"])
         assert mine["variance"].sum() == pytest.approx(row["variances"])
         assert (mine["emitted"] <= mine["length"]).all()
-        assert mine[[f"{stage}_s" for stage in decode.STAGES]].notna().all().all()
+        assert mine[[f"{stage}_s" for stage in generation.STAGES]].notna().all().all()
 
 
 def test_the_methods_take_turns_in_going_first(tiny_cell):
@@ -173,7 +173,7 @@ def test_length_variance_is_that_of_the_exit_depth():
     """A root with one child and a grandchild, w = 0.5, 0.25, 0.25: variance of the depths 0, 1, 2."""
     tree = DraftTree([5, 1, 2], [-1, 0, 1])
     w = torch.tensor([0.5, 0.25, 0.25])
-    cycle = decode.Round(tree, w, w, 0.75, [0], 3)
+    cycle = generation.Round(tree, w, w, 0.75, [0], 3)
     assert length_variance(cycle) == pytest.approx(0.25 * 1 + 0.25 * 4 - 0.75**2)
 
 
