@@ -6,9 +6,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tevlib.suite import profile as planning
+from tevlib.suite import cells as planning
 from tevlib.suite.notebook import run_notebook
 from tevlib.suite.paths import repository
+from tevlib.suite.profile import load_profile
 from tevlib.suite.records import outcome, record_path, write_record
 
 TESTED_ELSEWHERE = {"20_train_drafter"}  # tests/training
@@ -110,7 +111,7 @@ def test_table3(home, tiny, tmp_path):
 def test_table2(home, record_of, monkeypatch):
     """Paper, ours, what was not run, changes against a row, the picture and the audit appear; the files are written."""
     monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
-    cells = planning.load_profile("paper", tables=["table2"])
+    cells = load_profile("paper", tables=["table2"])
     for cell in cells[:4]:
         write_record(record_path(cell), record_of(cell))
     picture = home / "pictures" / "table2.png"
@@ -138,7 +139,7 @@ def test_table2_with_nothing_run(home, monkeypatch):
 def test_table4(home, record_of, monkeypatch):
     """The table notebook reads records, shows paper, ours, difference and the audit, and writes the files."""
     monkeypatch.setattr(planning, "_check_drafter", lambda drafter: None)
-    for cell in planning.load_profile("paper", tables=["table4"])[:3]:
+    for cell in load_profile("paper", tables=["table4"])[:3]:
         write_record(record_path(cell), record_of(cell))
     shown = outputs(run_notebook("34_table4_crossed", {"profile": "paper"}, timeout=120))
     for words in ("ours - paper", "not run", "2.00", "7.85", "1 + C_p", "table4.tex"):
