@@ -12,7 +12,7 @@ from torch import Tensor
 from tevlib.decoding.attention import grouped_attention
 from tevlib.decoding.cache import KVCache
 from tevlib.decoding.drafter import DFlashDraftModel, rotate
-from tevlib.decoding.target import Target
+from tevlib.decoding.target import Target, tapped
 
 
 class FixedCache:
@@ -95,13 +95,7 @@ def pass_tree(
 ) -> tuple[Tensor, Tensor]:
     """`Target.pass_tree` at fixed shape: final hidden states `[n, H]` and features `[n, len(taps) * H]`."""
     cache.expect(len(tokens))
-    tapped: dict[int, Tensor] = {}
-
-    def keep(layer: int):
-        return lambda _module, _inputs, out: tapped.__setitem__(layer, out[0] if isinstance(out, tuple) else out)
-
-    hooks = [target.decoder.layers[layer].register_forward_hook(keep(layer)) for layer in taps]
-    try:
+    with tapped(target.decoder, taps) as outputs:
         hidden = target.decoder(
             input_ids=tokens[None],
             position_ids=(cache.length + depths)[None],
@@ -109,10 +103,7 @@ def pass_tree(
             cache=cache,
             use_cache=True,
         ).last_hidden_state
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return hidden[0], torch.cat([tapped[layer] for layer in taps], dim=-1)[0]
+    return hidden[0], torch.cat([outputs[layer] for layer in taps], dim=-1)[0]
 
 
 def draft_block(

@@ -6,7 +6,9 @@ families is read from the configuration, never from the class name.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -102,25 +104,11 @@ class Target:
         mask = ids.new_zeros(1, 1, 1, 1, dtype=self.dtype)
         if visible is not None:
             mask = additive_mask(visible, self.mask_repeats, self.dtype)
-        collected: dict[int, Tensor] = {}
-        hooks = [
-            self.decoder.layers[i].register_forward_hook(
-                lambda _module, _inputs, output, i=i: collected.__setitem__(
-                    i, output[0] if isinstance(output, tuple) else output
-                )
-            )
-            for i in taps
-        ]
-        try:
-            with torch.inference_mode():
-                hidden = self.decoder(
-                    input_ids=ids, position_ids=positions, attention_mask=mask, cache=cache, use_cache=cache is not None
-                ).last_hidden_state
-        finally:
-            for hook in hooks:
-                hook.remove()
-        features = torch.cat([collected[i] for i in taps], dim=-1) if taps else hidden[..., :0]
-        return hidden, features
+        with torch.inference_mode(), tapped(self.decoder, taps) as outputs:
+            hidden = self.decoder(
+                input_ids=ids, position_ids=positions, attention_mask=mask, cache=cache, use_cache=cache is not None
+            ).last_hidden_state
+        return hidden, torch.cat([outputs[i] for i in taps], dim=-1) if taps else hidden[..., :0]
 
     def prefill(self, cache: KVCache, ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Logits `[V]` after the last of `ids [n]` and the features `[n, len(taps) * H]` of all; commits the tokens."""
@@ -170,6 +158,22 @@ class Target:
             "tokenizer": _digest(repr((special, pieces)).encode()),
             "weights": _digest(sample.to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes()),
         }
+
+
+@contextlib.contextmanager
+def tapped(decoder, taps: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
+    """The outputs `[B, n, H]` of the layers `taps`, as passes in the block make them; no other layer's is kept."""
+    outputs: dict[int, Tensor] = {}
+
+    def keep(layer: int):
+        return lambda _module, _inputs, out: outputs.__setitem__(layer, out[0] if isinstance(out, tuple) else out)
+
+    hooks = [decoder.layers[layer].register_forward_hook(keep(layer)) for layer in taps]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _digest(data: bytes) -> str:
