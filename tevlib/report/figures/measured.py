@@ -169,8 +169,9 @@ def latency(outcomes: Sequence[Mapping]):
         below.set_xlabel("tree budget B")
     axes[0][0].set_ylabel("ms a round")
     axes[1][0].set_ylabel("TEV saves\nagainst predraw (%)")
-    axes[0][0].legend()
-    axes[1][0].legend()
+    shown, names = axes[0][0].get_legend_handles_labels()
+    paper, name = (found[-1:] for found in axes[1][0].get_legend_handles_labels())
+    figure.legend(shown + paper, names + name, loc="outside upper center", ncols=4)
     finished = {(row.shape, row.temperature, row.budget) for row in averages.itertuples()}
     return figure, hashes({
         key: [o for o in cells if (o["cell"]["shape"], o["cell"]["temperature"], o["cell"]["budget"]) == key]
