@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tree_reference import T1_PROBS, T1_W, log_rows, parent_arrays, random_case, random_law, toy
 from tree_reference import exit_law as naive_exit_law
 
+from tevlib.trees import row_masses
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.exit_law import exit_law, exit_laws
 
@@ -297,3 +298,31 @@ def test_many_laws_need_a_row_per_node():
         exit_laws(trees, torch.zeros(3, 9))
     with pytest.raises(ValueError, match="token 7 is outside the vocabulary of 5"):
         exit_laws(trees, torch.zeros(4, 5))
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.6, 1.0])
+@pytest.mark.parametrize("at_a_time", [1, 2, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_form_for_a_device_gives_the_law_of_the_form_for_a_cpu(monkeypatch, dtype, at_a_time, temperature):
+    """Edges and what is outside them, by one total a row, whatever is weighed at once; bad rows are named by node."""
+    generator = torch.Generator().manual_seed(at_a_time)
+    tree = DraftTree([0, *range(1, 12)], [-1, 0, 0, 1, 1, 2, 3, 3, 3, 5, 8, 8])
+    rows = 12 * torch.randn(len(tree), 40, generator=generator, dtype=dtype)
+    rows[2, 30], rows[3, 6] = 400.0, -torch.inf  # a row far above its children, a child of probability 0
+    monkeypatch.setattr(row_masses, "rows_at_a_time", lambda rows: at_a_time)
+    (child, owner), inner = tree.edges, tree.internal
+    token = tree.tokens[child]
+    edge, outside = row_masses.edges_and_outside_on_device(rows, temperature, inner, owner, token, inner)
+    expected = row_masses.edges_and_outside_on_cpu(rows, temperature, inner, owner.numpy(), token.numpy(), inner)
+    close = {"rtol": 1e-5 if dtype == torch.float32 else 1e-12, "atol": 1e-30}
+    laws = []
+    for edges, rest in ((edge, outside), map(torch.from_numpy, expected)):
+        total = rest.index_add(0, owner, edges.exp())
+        laws.append((edges.exp() / total[owner], rest / total))
+    torch.testing.assert_close(laws[0][0], laws[1][0], **close)
+    torch.testing.assert_close(laws[0][1], laws[1][1], **close)
+    definition = (rows[inner].double() / temperature).softmax(-1)
+    torch.testing.assert_close(laws[0][0], definition[owner, token], rtol=2e-4, atol=1e-30)
+    rows[5, 3] = math.nan
+    with pytest.raises(ValueError, match="node 5 has a NaN"):
+        row_masses.edges_and_outside_on_device(rows, temperature, inner, owner, token, inner)

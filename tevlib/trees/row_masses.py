@@ -1,8 +1,7 @@
 """The mass of target rows on a tree's edges, and the mass outside them: all that an exit law takes from the rows.
 
-Each row is read once. Its reference is the largest logit of its children, which the law needs anyway; only a row whose
-own largest entry lies so far above that it overflows is read again. Rows are weighed a few at a time, into a buffer
-that stays in a processor's cache.
+Weights are relative to a number near the row's largest logit. Rows are weighed a few at a time: on a CPU into a buffer
+that stays in its cache, elsewhere to bound the memory.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tevlib.trees.sampling import LOG2_E, check_rows, is_greedy, relative_weights, target_probs
+from tevlib.trees.sampling import LOG2_E, check_rows, is_greedy, target_probs
 
 CPU_CHUNK = 2**19  # entries weighed at a time on a CPU, so that they stay in its cache
 DEVICE_CHUNK = 2**27  # and elsewhere, to bound the memory
@@ -51,25 +50,28 @@ def edges_and_outside(
     if rows.device.type == "cpu":
         masses = edges_and_outside_on_cpu(rows, temperature, inner, owner.numpy(), token.numpy(), names)
         return torch.from_numpy(masses[0]), torch.from_numpy(masses[1])
+    return edges_and_outside_on_device(rows, temperature, inner, owner, token, names)
+
+
+def edges_and_outside_on_device(
+    rows: Tensor, temperature: float, inner: Sequence[int], owner: Tensor, token: Tensor, names: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The same anywhere, at a temperature that is not greedy: few large steps, each row read for its maximum first."""
     place = torch.tensor(inner, dtype=torch.long).to(rows.device)
-    logit = rows[place[owner], token]
-    reference = rows.new_full((len(inner),), -torch.inf).scatter_reduce_(0, owner, logit, "amax")
-    outside = torch.empty_like(reference)
-    flat = owner * rows.shape[-1] + token
-    ends = torch.searchsorted(owner, torch.arange(len(inner) + 1, device=rows.device)).tolist()
-    for first, last, weights in _weighed(rows, inner, place, reference, temperature):
-        mine = flat[ends[first] : ends[last]] - first * rows.shape[-1]
-        weights.view(-1).index_fill_(0, mine, 0)
-        torch.sum(weights, -1, out=outside[first:last])
-    if not (outside.sum() * reference.sum()).isfinite():  # a row without a child near its largest entry, or no law
-        largest = rows.index_select(0, place).amax(-1)
-        _refuse(largest, names)
-        for i in (~(outside * reference).isfinite()).nonzero().flatten().tolist():
-            reference[i] = largest[i]
-            weights = relative_weights(rows[inner[i]], reference[i], temperature)
-            weights[token[ends[i] : ends[i + 1]]] = 0
-            outside[i] = weights.sum()
-    return (logit.double() - reference.double()[owner]) / temperature, outside.double()
+    scale = float(rows.new_tensor(LOG2_E / temperature))  # as it multiplies the rows
+    step = rows_at_a_time(rows)
+    edges, outsides = [rows.new_empty(0).double()], [rows.new_empty(0).double()]
+    for first in range(0, len(inner), step):
+        chosen = rows.index_select(0, place[first : first + step])
+        largest = chosen.amax(-1)
+        _refuse(largest, names[first : first + step])
+        mine = (owner >= first) & (owner < first + step)
+        row, shift = owner[mine] - first, largest * -scale
+        edges.append(chosen[row, token[mine]].double() * scale + shift.double()[row])
+        weights = torch.add(shift.unsqueeze(-1), chosen, alpha=scale).exp2_()
+        weights[row, token[mine]] = 0
+        outsides.append(weights.sum(-1).double())
+    return torch.cat(edges) * math.log(2), torch.cat(outsides)
 
 
 def edges_and_outside_on_cpu(
@@ -77,7 +79,8 @@ def edges_and_outside_on_cpu(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same on a CPU at a temperature that is not greedy, the few numbers of each row in NumPy, which calls faster.
 
-    Every row `inner` has an edge.
+    A row's reference is the largest logit of its children, which the law needs anyway (every row has one), so it is
+    read once; only a row whose own largest entry lies so far above that it overflows is read again.
     """
     if not len(inner):
         return np.empty(0), np.empty(0)
@@ -124,20 +127,3 @@ def _refuse(largest: Tensor, names: Sequence[int]) -> None:
     if not largest.isfinite().all():
         for value, name in zip(largest, names, strict=True):
             check_rows(value, f"node {name}")
-
-
-def _weighed(
-    rows: Tensor, inner: Sequence[int], place: Tensor, reference: Tensor, temperature: float
-) -> Iterator[tuple[int, int, Tensor]]:
-    """(first, last, weights [last - first, V]) of the rows `inner[first:last]`; the next overwrites the weights."""
-    step = rows_at_a_time(rows)
-    buffer = rows.new_empty(min(step, len(inner)), rows.shape[-1])
-    reference = reference.unsqueeze(-1)
-    for first in range(0, len(inner), step):
-        last = min(first + step, len(inner))
-        weights = buffer[: last - first]
-        if inner[last - 1] - inner[first] == last - first - 1:  # neighbours are not copied first
-            chosen = rows[inner[first] : inner[first] + last - first]
-        else:
-            chosen = torch.index_select(rows, 0, place[first:last], out=weights)
-        yield first, last, relative_weights(chosen, reference[first:last], temperature, out=weights)
