@@ -409,3 +409,17 @@ def test_the_clock_waits_for_queued_work(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: (waited.append(1), time.sleep(0.05)))
     clock = Clock(torch.device("cuda"))
     assert clock.lap() >= 0.05 and len(waited) == 2
+
+
+def test_the_head_s_time_is_the_pass_s(llama):
+    """Rows that a verifier asks for are part of the verify stage, wherever in the round they are made; none is lost."""
+    quick, drafter = llama.logits, make_drafter(llama)
+
+    def slow(hidden):
+        time.sleep(0.02)
+        return quick(hidden)
+
+    llama.logits = slow
+    got = speculate(llama, drafter, PROMPT, budget=6, temperature=1.0, seed=0, max_new_tokens=8, stop=NEVER)
+    assert got.stage_s["verify"] >= 0.02 * len(got.rounds)
+    assert got.decode_s >= 0.04 * len(got.rounds)  # the draft's and the tree's

@@ -107,9 +107,7 @@ def edges_and_outside_on_cpu(
         largest = rows[inner[i]].amax()
         check_rows(largest, f"node {names[i]}")
         shift[i] = largest * -scale
-        weights = torch.add(shift[i], rows[inner[i]], alpha=scale).exp2_()
-        weights[children[ends[i] : ends[i + 1]] - i * vocabulary] = 0
-        outside[i] = weights.sum()
+        outside[i] = torch.add(shift[i], rows[inner[i]], alpha=scale).exp2_().sum()  # next to it children are nothing
     edge = logit.astype(np.float64) * scale + shift.numpy().astype(np.float64)[owner]
     return edge * math.log(2), outside.double().numpy()
 
