@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+from tevlib.decoding.cache import KVCache
 from tevlib.report import latency
+from tevlib.suite import verifier_cell
 from tevlib.suite.cells import VerifierCell
 from tevlib.suite.profile import load_profile
 from tevlib.suite.records import outcome, record_path
 from tevlib.suite.verifier_cell import SLOW, SLOW_ROUNDS, TEV_FORMS, TIMED, latencies, run_verifier_cells, widened
+from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.verifiers import VERIFIERS
 
 
@@ -105,3 +108,19 @@ def test_cells_side_by_side_have_rounds_of_their_own(latency_cell):
     assert max(together[0]) == 3 < max(together[1]) == 7
     with pytest.raises(ValueError, match="side by side"):
         run_verifier_cells([cells[0], latency_cell(seed=1)])
+
+
+def test_every_verifier_finds_the_rows_of_its_round(latency_cell, monkeypatch):
+    """Rows written anew for each call are the round's own, of rounds of different sizes too."""
+    generator, seen = torch.Generator().manual_seed(0), []
+    rounds = [(DraftTree(range(n), range(-1, n - 1)), torch.randn(n, 30, generator=generator)) for n in (3, 5, 2)]
+
+    def watched(tree, rows, temperature, generator):
+        seen.append(any(torch.equal(rows, own) for _, own in rounds if len(own) == len(tree)))
+        return VERIFIERS["tev"](tree, rows, temperature, generator)
+
+    monkeypatch.setattr(verifier_cell, "VERIFIERS", dict.fromkeys(TIMED, watched))
+    cache = KVCache(1, 1, 4, verifier_cell.CONTEXT + 6, torch.float32, "cpu")
+    cache.length = verifier_cell.CONTEXT
+    verifier_cell.time_rounds(rounds, cache, latency_cell(repeats=1))
+    assert len(seen) >= 2 * 3 * (len(TIMED) - 1) and all(seen)
