@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
 from tevlib.decoding.delta import pack, unpack
+from tevlib.decoding.draft_vocabulary import DraftVocabulary
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.prepacked import PackedLinear, can_pack, pack_linears
 from tevlib.decoding.target import Target
@@ -26,6 +27,7 @@ from tevlib.decoding.target import Target
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 KNOWN_KEYS = {"mask_token_id", "target_layer_ids", "num_target_layers", "block_size"}
 DELTA = "delta.safetensors"
+VOCABULARY = "draft_vocabulary.safetensors"  # ours as well: the tokens that it proposes, where these are not all
 FINGERPRINT = "tevlib_target"  # our own key in config.json: what the drafter was trained on
 DELTA_OF = "tevlib_delta_of"  # another: the folder, seen from this one, of the drafter that a difference is from
 
@@ -56,7 +58,10 @@ def save_drafter(
         if delta_of is not None:
             tensors = pack(drafter.state_dict(), _read_weights(Path(delta_of)))
         save_file(tensors, partial / weights, metadata={"format": "pt"})
-        (partial / weights).chmod(0o644)
+        if drafter.vocabulary is not None:
+            save_file({"tokens": drafter.vocabulary.tokens.int().cpu()}, partial / VOCABULARY)
+        for file in partial.iterdir():
+            file.chmod(0o644)
         config = drafter.config.to_diff_dict() | {
             "model_type": "qwen3",
             "architectures": ["DFlashDraftModel"],
@@ -106,6 +111,8 @@ def load_drafter(path: Path | str, target: Target, *, dtype: torch.dtype | None 
     drafter = drafter.to(device=target.device, dtype=dtype or target.dtype).eval().requires_grad_(False)
     if isinstance(target.head, PackedLinear) and can_pack(drafter):
         pack_linears(drafter)
+    if (folder / VOCABULARY).is_file():
+        drafter.vocabulary = _read_vocabulary(folder / VOCABULARY, target)
     return drafter
 
 
@@ -187,6 +194,16 @@ def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     if absent:
         raise ValueError(f"{folder}: missing shards {', '.join(absent)}")
     return {name: value for shard in shards for name, value in _load(folder / shard).items()}
+
+
+def _read_vocabulary(path: Path, target: Target) -> DraftVocabulary:
+    tensors = _load(path)
+    if set(tensors) != {"tokens"}:
+        raise ValueError(f"{path} must hold one tensor, tokens; it holds {', '.join(sorted(tensors)) or 'none'}")
+    try:
+        return DraftVocabulary(tensors["tokens"], target)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:

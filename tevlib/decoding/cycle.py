@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tevlib.decoding.draft_vocabulary import draft_log_probs
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.fixed_cache import FixedCache, TreeMask, draft_block, pass_tree
 from tevlib.decoding.graphs import captured
@@ -151,7 +152,7 @@ class Cycle:
         self.depth = (self.last_position - self.cache.length).clamp(0, self.drafter.depth)
         block = self.target.embed(self.block_ids)
         hidden = draft_block(self.drafter, self.context, block, self.depth, self.features, self.accepted)
-        self.log_probs = self.target.logits(hidden.to(self.target.dtype)).log_softmax(-1)
+        self.log_probs = draft_log_probs(self.target, self.drafter, hidden)
 
     def _build(self) -> None:
         """The tree, no deeper than the context allows."""

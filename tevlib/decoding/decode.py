@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tevlib.decoding.budget import AUTO, LARGEST, AutoBudget, Budget, CostCurve, FixedBudget, Ladder, curve_of
 from tevlib.decoding.clock import Clock
+from tevlib.decoding.draft_vocabulary import draft_log_probs
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
 from tevlib.decoding.generation import Generation, Round
 from tevlib.decoding.request import begin, choose, new_generator, unusable_logits
@@ -197,7 +198,7 @@ def draft(
     `features` are those of accepted tokens that the drafter's `context` does not hold yet; it does afterwards.
     """
     block = block_embeddings(target, drafter, torch.tensor(root, device=target.device))[: depth + 1]
-    return torch.log_softmax(target.logits(drafter.draft(context, block, features).to(target.dtype)), dim=-1)
+    return draft_log_probs(target, drafter, drafter.draft(context, block, features))
 
 
 def check_decode_arguments(budget: int | str | Budget, builder: str, verifier: str, temperature: float) -> None:

@@ -130,6 +130,7 @@ class DFlashDraftModel(PreTrainedModel):
         dflash = config.dflash_config
         self.block_size: int = config.block_size
         self.mask_id: int = dflash["mask_token_id"]
+        self.vocabulary = None  # what it proposes, a `DraftVocabulary`; None: every token
         self.taps: tuple[int, ...] = tuple(dflash["target_layer_ids"])
         self.fc = nn.Linear(len(self.taps) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)

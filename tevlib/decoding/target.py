@@ -87,9 +87,12 @@ class Target:
         """An empty key/value store for `capacity` tokens, pending tree nodes included."""
         return KVCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits `[..., V]` in float32 from final hidden states `[..., H]`, soft-capped if the model is."""
-        logits = self.head(hidden).float()
+    def logits(self, hidden: Tensor, head: torch.nn.Module | None = None) -> Tensor:
+        """Next-token logits `[..., V]` in float32 from final hidden states `[..., H]`, soft-capped if the model is.
+
+        `head`: some rows of the target's own, for their tokens alone.
+        """
+        logits = (head or self.head)(hidden).float()
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
     def forward(

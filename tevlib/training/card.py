@@ -51,6 +51,7 @@ def drafter_card(
             f"{drafter.block_size}, taps {list(drafter.taps)}, mask id {drafter.mask_id}, "
             f"{parameters / 1e6:.1f}M parameters. Objective: {objective}.",
             "",
+            *_proposes(drafter),
             "It reads the target's hidden states and uses the target's embedding and head: it drafts for this target "
             "and for no other.",
             "",
@@ -79,6 +80,18 @@ def drafter_card(
             "",
         ]
     )
+
+
+def _proposes(drafter: DFlashDraftModel) -> list[str]:
+    """The lines on a draft vocabulary, none for a drafter without."""
+    if drafter.vocabulary is None:
+        return []
+    return [
+        f"It proposes {len(drafter.vocabulary):,} tokens, the most frequent ones of the responses, listed in "
+        "`draft_vocabulary.safetensors`: the head over them alone is faster. Software that does not read the file "
+        "proposes any token.",
+        "",
+    ]
 
 
 def _used(config: TrainConfig) -> dict:

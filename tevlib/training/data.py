@@ -7,6 +7,9 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from tevlib.decoding.target import Target
 from tevlib.training.prompts import rollout_prompts
 from tevlib.training.rollouts import Rollout, make_rollouts
@@ -92,3 +95,17 @@ def _kept_prompts(target: Target, config: DataConfig, record: dict, path: Path) 
     partial.write_text(json.dumps({"made": wanted, "prompts": prompts}))
     os.replace(partial, path)
     return prompts
+
+
+def frequent_tokens(rollouts: list[Rollout], n: int) -> Tensor:
+    """The `n` most frequent tokens of the responses, ascending; fewer where fewer occur, the lower id in a tie.
+
+    What `DraftVocabulary` takes. Raises `ValueError` for n < 1 and for no response.
+    """
+    if n < 1:
+        raise ValueError(f"a draft vocabulary has at least one token, got {n}")
+    if not rollouts:
+        raise ValueError("no responses to count the tokens of")
+    counts = torch.bincount(torch.cat([rollout.ids[rollout.prompt_length :] for rollout in rollouts]))
+    kept = counts.argsort(descending=True, stable=True)[:n]
+    return kept[counts[kept] > 0].sort().values

@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from tevlib.decoding.draft_vocabulary import draft_log_probs
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
 from tevlib.decoding.packed import packed_pass
 from tevlib.decoding.target import Target
@@ -56,8 +57,8 @@ def grow(
     `keys`: the sequences' own, from `packed.read_sequences`, so that only nodes are passed.
     """
     blocks = block_embeddings(target, drafter, batch.ids.gather(1, anchors))
-    rows = drafter(batch.features, blocks, anchors)[:, :, 1:].to(target.dtype)
-    log_probs = torch.log_softmax(target.logits(rows[kept]), dim=-1)
+    states = drafter(batch.features, blocks, anchors)[:, :, 1:][kept]
+    log_probs = draft_log_probs(target, drafter, states)
     roots = batch.ids.gather(1, anchors)[kept].tolist()
     grown = zip(anchors[kept].tolist(), best_first_trees(log_probs, budget, roots), strict=True)
     trees = {(b, a): pair for (b, a), pair in zip(kept.nonzero().tolist(), grown, strict=True)}
