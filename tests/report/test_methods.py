@@ -19,12 +19,13 @@ METHODS = {
     "dflash_chain": CHAIN,
     "sampled_chain": CHAIN | {"builder": "sampled_chain", "verifier": "tev"},
     "autoregressive": TREE | {"verifier": "tev", "budget": 0},
+    "prompt_lookup": {"drafter": "none", "builder": "prompt_lookup", "verifier": "predraw", "budget": 4},
 }
 SHOWN = [
     "DDTree", "Draft-OPD", "ExitTrain + TEV", "Gain + TEV (ours, not the paper's)",
     "Automatic budget (ours, not the paper's)",
     "DFlash, greedy chain (not in the paper's tables)", "DFlash, sampled chain (not in the paper's tables)",
-    "Root alone, no draft (not in the paper's tables)",
+    "Root alone, no draft (not in the paper's tables)", "Prompt lookup, transformers (not in the paper's tables)",
 ]  # fmt: skip
 
 
@@ -37,7 +38,8 @@ def decoded(cells):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_table_1_of_decoded_cells(tiny_cell, temperature, tmp_path):
     """Methods with builders, verifiers and budgets of their own make one table, in its order, ours behind the paper's
-    and marked; the root alone has blocks of one token; the sampled chain has no z; every file is written."""
+    and marked; the root alone has blocks of one token, prompt lookup some of more and no drafter; the sampled chain has
+    no z; every file is written."""
     cells = [tiny_cell(table="table1", role=role, temperature=temperature, **how) for role, how in METHODS.items()]
     table = build_table("table1", decoded(cells))
     shown, audit = layout(table), audit_lengths(table)
@@ -48,6 +50,8 @@ def test_table_1_of_decoded_cells(tiny_cell, temperature, tmp_path):
     root = table[(table["role"] == "autoregressive") & (table["suite"] == "chat")].iloc[0]
     assert root["tau"] == root["tau_pooled"] == root["ceiling"] == 1.0 and root["audit_z"] == 0.0
     assert root["budget"] == 0 and root["speedup"] > 0
+    lookup = table[(table["role"] == "prompt_lookup") & (table["suite"] == "chat")].iloc[0]
+    assert lookup["drafter"] == "none" and lookup["speedup"] > 0 and (temperature > 0 or lookup["tau"] > 1)
     z = audit.xs("chat", level="Suite")["z"].droplevel([0, 1])
     assert z["DFlash, sampled chain (not in the paper's tables)"] == "—"
     others = z.drop("DFlash, sampled chain (not in the paper's tables)")

@@ -15,6 +15,8 @@ from tevlib.suite.code_hash import DELTA_OF, code_digest, drafter_digest, files_
 from tevlib.suite.profile import PROFILES, load_profile
 from tevlib.trees import builders, verifiers
 
+LOOKUP = {"builder": "prompt_lookup", "drafter": "none", "verifier": "predraw"}
+
 
 @pytest.mark.parametrize(
     ("changed", "words"),
@@ -41,6 +43,11 @@ from tevlib.trees import builders, verifiers
         ({"repeats": 0}, "repeats"),
         ({"drafter": "/no/such/drafter"}, "no drafter at /no/such/drafter"),
         ({"verifier": "greedy", "temperature": 1.0}, "the greedy verifier is exact at temperature 0 only"),
+        ({"builder": "prompt_lookup"}, "'prompt_lookup' takes the drafter 'none'"),
+        ({"builder": "prompt_lookup", "drafter": "none"}, "'prompt_lookup' is verified by predraw, got 'tev'"),
+        (LOOKUP | {"budget": 0}, "looks 1 token or more ahead, got budget 0"),
+        (LOOKUP | {"budget": "auto"}, "looks 1 token or more ahead, got budget 'auto'"),
+        ({"drafter": "none"}, "only 'prompt_lookup' needs no drafter, 'best_first' was asked for"),
         ({"table": "../elsewhere"}, "table must be a plain name"),
     ],
 )
@@ -52,7 +59,7 @@ def test_bad_cells_are_refused_by_name(tiny_cell, changed, words):
 
 def test_names_are_those_of_the_code():
     """The names that planning knows without torch are the ones that the decode loop, builders and verifiers go by."""
-    assert set(planning.BUILDERS) == {*builders.BUILDERS, SAMPLED_CHAIN}
+    assert set(planning.BUILDERS) == {*builders.BUILDERS, SAMPLED_CHAIN, planning.PROMPT_LOOKUP}
     assert set(planning.VERIFIERS) == set(verifiers.VERIFIERS)
     assert set(planning.DTYPES) == set(LOADABLE)
 
@@ -102,7 +109,10 @@ def test_the_laptop_profile_has_every_table_and_shares_what_it_can(monkeypatch):
     assert {cell.table for cell in cells} == {f"table{number}" for number in range(1, 6)}
     main, rest = ({c.hash12() for c in cells if (c.table == "table1") is wanted} for wanted in (True, False))
     extra = {c.role for c in cells if c.table == "table1" and c.hash12() not in rest}
-    assert extra == {"auto", "dflash_chain", "sampled_chain", "autoregressive"} and len(main & rest) == 4 * 2 * 4
+    assert (
+        extra == {"auto", "dflash_chain", "sampled_chain", "autoregressive", "prompt_lookup"}
+        and len(main & rest) == 4 * 2 * 4
+    )
 
 
 METHODS = (

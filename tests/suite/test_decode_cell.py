@@ -112,6 +112,21 @@ def test_a_failing_answer_fails_the_cell_but_not_the_others(tiny_cell, monkeypat
     assert "NaN at node 4" in failure["responses"][0]["traceback"]
 
 
+def test_prompt_lookup_stands_beside_drafters(tiny_cell):
+    """A row without a drafter: at T = 0 in float32 plain decoding's tokens, its rounds with their ceilings, and nothing
+    said of a drafter or an oracle; it is planned as possible, and its plain decoding is the one of the others."""
+    lookup = {"role": "prompt_lookup", "drafter": "none", "builder": "prompt_lookup", "verifier": "predraw"}
+    cells = [tiny_cell(temperature=0.0, oracle_rounds=1, **changed) for changed in ({}, lookup | {"budget": 4})]
+    assert not cells[1].lacks_drafter()
+    tree, found = run_decode_cells(cells)
+    assert found["drafter"] == {} and found["metrics"]["oracle_share"] is None and found["metrics"]["audit_z"] == 0.0
+    for row, other in zip(found["responses"], tree["responses"], strict=True):
+        assert row["ar_s"] == other["ar_s"] and row["tokens"] == row["ar_tokens"] == other["tokens"]
+        assert row["emitted"] <= row["tokens"] - 1 and row["lengths"] >= row["emitted"]
+    rounds = pd.read_parquet(rounds_path(record_path(cells[1])))
+    assert len(rounds) == found["metrics"]["rounds"] and (rounds["length"] == rounds["ceiling"].round()).all()
+
+
 def test_cells_side_by_side_take_turns(tiny_cell, monkeypatch):
     """Plain decoding is first and last in turns, once per answer; the cells begin with another one each time."""
     order = []

@@ -20,10 +20,11 @@ from tevlib.suite.metrics import (
 def row(lengths=(2,), ceilings=None, **changed):
     """One answer whose rounds have the given block lengths and ceilings (the lengths themselves by default)."""
     ceilings = lengths if ceilings is None else ceilings
+    tokens = changed.get("tokens", 1 + sum(lengths))
     return {
         "id": "p/1", "turn": 0, "repeat": 0, "status": "ok", "ar_tokens": 11, "ar_s": 1.0, "ar_prefill_s": 0.5,
-        "tokens": 1 + sum(lengths), "spec_s": 0.5, "prefill_s": 0.5, "stage_s": {"draft": 0.2, "verify": 0.1},
-        "rounds": len(lengths), "lengths": sum(lengths), "emitted": sum(lengths), "ceilings": sum(ceilings),
+        "tokens": tokens, "spec_s": 0.5, "prefill_s": 0.5, "stage_s": {"draft": 0.2, "verify": 0.1},
+        "rounds": len(lengths), "lengths": sum(lengths), "emitted": max(tokens - 1, 0), "ceilings": sum(ceilings),
         "squares": sum((a - b) ** 2 for a, b in zip(lengths, ceilings, strict=True)), "nodes": 17 * len(lengths),
         "variances": 0.25 * len(lengths), "exits": [0.5 * len(lengths)] * 2, "oracle_rounds": 0, "oracle_coverage": 0,
         "oracle_reached": 0,
@@ -179,6 +180,14 @@ def test_tokens_behind_a_stop_are_verified_and_not_emitted():
     assert found["tau"] == found["tau_pooled"] == 4.0
     assert found["tokens"] == 6 and found["tokens_per_s"] == pytest.approx(5 / 0.5)
     assert found["speedup"] == pytest.approx((1.0 / 5) / (0.5 / 5))
+
+
+def test_what_a_prefill_found_is_not_timed():
+    """A prefill that leaves 4 tokens and 6 that 0.6 s of rounds emit: 10 tokens a second, not 9 / 0.6; end to end all
+    ten count."""
+    found = summarise([row([3, 3], tokens=10, emitted=6, ar_tokens=10, ar_s=1.8, spec_s=0.6)])
+    assert found["tokens_per_s"] == pytest.approx(10.0) and found["speedup"] == pytest.approx((1.8 / 9) / 0.1)
+    assert found["speedup_end_to_end"] == pytest.approx(2.3 / 1.1)
 
 
 def test_all_rounds_count_not_the_last():

@@ -26,6 +26,7 @@ METHOD_NAMES = {
     "auto": "Automatic budget (ours, not the paper's)",
     "dflash_chain": "DFlash, greedy chain (not in the paper's tables)",
     "sampled_chain": "DFlash, sampled chain (not in the paper's tables)",
+    "prompt_lookup": "Prompt lookup, transformers (not in the paper's tables)",
     "autoregressive": "Root alone, no draft (not in the paper's tables)",
 }
 OBJECTIVE_NAMES = {

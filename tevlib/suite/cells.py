@@ -20,7 +20,8 @@ from tevlib.suite.paths import from_repository, repository
 
 # The names that tevlib.trees and tevlib.decoding go by, kept here so that planning loads no torch.
 AUTO = "auto"  # a budget that follows the machine: tevlib.decoding.budget
-BUILDERS = ("best_first", "chain", "opt_tree", "sampled_chain")
+PROMPT_LOOKUP, NO_DRAFTER = "prompt_lookup", "none"  # transformers' own chains, copied from the text: no drafter
+BUILDERS = ("best_first", "chain", "opt_tree", "sampled_chain", PROMPT_LOOKUP)
 VERIFIERS = (
     "greedy", "predraw", "predraw_reference", "predraw_lazy", "sequential_residual",
     "tev", "tev_parallel", "tev_descent",
@@ -51,7 +52,11 @@ class Work:
 
     def lacks_drafter(self) -> bool:
         """Whether the drafter is a local folder that is not there: the cell is planned, and cannot be run yet."""
-        return not is_hub_id(self.drafter) and not (from_repository(self.drafter) / "config.json").is_file()
+        return (
+            self.drafter != NO_DRAFTER
+            and not is_hub_id(self.drafter)
+            and not (from_repository(self.drafter) / "config.json").is_file()
+        )
 
     def hash12(self) -> str:
         """The first 12 hex digits of the digest of everything that decides this cell's result."""
@@ -70,6 +75,7 @@ class Cell(Work):
     Cells that differ in drafter, builder, verifier and budget alone are decoded against one plain decoding.
 
     budget counts draft tokens, or is "auto": then trees, and a seed's tokens at T > 0, follow this machine's times.
+    With the builder `prompt_lookup` transformers decodes, `budget` tokens ahead at most; the drafter is then "none".
     profile and table name what the cell belongs to; role names the drafter's place in the paper's tables (`original`,
     `exit`, ...). prompts None takes the whole suite; in `oracle_rounds` rounds of every answer the best possible tree
     is looked for, outside the clock. Relative drafter and target folders start at the repository's root. Raises
@@ -116,6 +122,10 @@ class Cell(Work):
             _check_int("budget", self.budget, 0, f" or {AUTO!r}")
         elif self.builder == "sampled_chain":
             raise ValueError(f"budget {AUTO!r} cuts trees, and a sampled chain cannot be cut by what was drawn")
+        if self.builder == PROMPT_LOOKUP:
+            self._check_prompt_lookup()
+        elif self.drafter == NO_DRAFTER:
+            raise ValueError(f"only {PROMPT_LOOKUP!r} needs no drafter, {self.builder!r} was asked for")
         if self.prompts is not None:
             _check_int("prompts", self.prompts, 1)
         if not _is_number(self.temperature) or not 0 <= self.temperature < math.inf:
@@ -124,8 +134,17 @@ class Cell(Work):
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p!r}")
         if self.verifier == "greedy" and self.temperature > 0:
             raise ValueError(f"the greedy verifier is exact at temperature 0 only, got {self.temperature:g}")
-        if not to_be_trained:
+        if not to_be_trained and self.builder != PROMPT_LOOKUP:
             _check_drafter(self.drafter)
+
+    def _check_prompt_lookup(self) -> None:
+        """Raises `ValueError` for what `transformers`' own loop, which verifies by drawing first, cannot be asked."""
+        if self.drafter != NO_DRAFTER:
+            raise ValueError(f"{PROMPT_LOOKUP!r} takes the drafter {NO_DRAFTER!r}, got {self.drafter!r}")
+        if self.verifier != "predraw":
+            raise ValueError(f"{PROMPT_LOOKUP!r} is verified by predraw, got {self.verifier!r}")
+        if self.budget == AUTO or self.budget < 1:
+            raise ValueError(f"{PROMPT_LOOKUP!r} looks 1 token or more ahead, got budget {self.budget!r}")
 
     def __str__(self) -> str:
         return f"{self.role} + {self.verifier} on {Path(self.suite).stem}, B={self.budget}, T={self.temperature:g}"

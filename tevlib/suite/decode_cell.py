@@ -29,10 +29,11 @@ from tevlib.decoding.decode import autoregressive, speculate
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.generation import Generation
 from tevlib.decoding.load import load_target
+from tevlib.decoding.prompt_lookup import prompt_lookup
 from tevlib.decoding.target import Target
 from tevlib.sources.assets import OFFLINE_TARGET, gguf_path
 from tevlib.sources.prompts import SUITES, Prompt, chat_ids, load_prompts
-from tevlib.suite.cells import Cell, VerifierCell, is_hub_id
+from tevlib.suite.cells import NO_DRAFTER, PROMPT_LOOKUP, Cell, VerifierCell, is_hub_id
 from tevlib.suite.code_hash import drafter_digest
 from tevlib.suite.decode_rows import response_row, round_rows
 from tevlib.suite.memory import available_bytes, check_memory
@@ -52,11 +53,11 @@ class CellFailed(RuntimeError):
 
 @dataclass
 class _Running:
-    """A cell at work: its drafter, where its response rows go as they come, and all rows so far."""
+    """A cell at work: its drafter, if any, where its response rows go as they come, and all rows so far."""
 
     cell: Cell
     hash12: str
-    drafter: DFlashDraftModel
+    drafter: DFlashDraftModel | None
     file: TextIO
     responses: list[dict] = field(default_factory=list)
     rounds: list[dict] = field(default_factory=list)
@@ -95,7 +96,10 @@ def run_decode_cells(cells: Sequence[Cell]) -> list[dict]:
     if (weights := _local_weights(first.target)) is not None and not torch.cuda.is_available():
         check_memory(weights, available_bytes())
     target = load_target(target_name(first.target), dtype=first.dtype)
-    drafters = {name: load_drafter(drafter_folder(name), target) for name in dict.fromkeys(c.drafter for c in cells)}
+    drafters = {
+        name: None if name == NO_DRAFTER else load_drafter(drafter_folder(name), target)
+        for name in dict.fromkeys(cell.drafter for cell in cells)
+    }
     print(f"{target.info}; {len(prompts)} prompts; drafters {', '.join(drafters)}")
     _check_lengths(prompts, target)
     folder = home() / "runs" / first.profile
@@ -115,11 +119,7 @@ def run_decode_cells(cells: Sequence[Cell]) -> list[dict]:
             "metrics": summarise(one.responses),
             "device": device(target),
             "target": target_facts(target),
-            "drafter": {
-                "block_size": one.drafter.block_size,
-                "sha256": drafter_digest(drafter_folder(one.cell.drafter)),
-                "dtype": str(one.drafter.dtype),
-            },
+            "drafter": drafter_facts(one.cell.drafter, one.drafter),
             "provenance": provenance(),
             "started_at": started.isoformat(timespec="seconds"),
             "wall_s": time.perf_counter() - clock,
@@ -219,7 +219,9 @@ def _side_by_side(
 def _speculate(
     one: _Running, target: Target, ids: torch.Tensor, how: dict, length: dict
 ) -> tuple[Generation, dict[int, float]]:
-    """A cell's answer, and C_p of the oracle's tree in some of its rounds."""
+    """A cell's answer, and C_p of the oracle's tree in some of its rounds, where a drafter drew it."""
+    if one.cell.builder == PROMPT_LOOKUP:
+        return prompt_lookup(target, ids, budget=one.cell.budget, **how, **length), {}
     tree = {name: getattr(one.cell, name) for name in ("budget", "builder", "verifier")}
     answer = speculate(target, one.drafter, ids, **tree, **how, **length)
     rounds, depth = one.cell.oracle_rounds, one.drafter.depth
@@ -268,6 +270,17 @@ def _local_weights(name: str) -> Path | None:
         return gguf_path()
     path = from_repository(name)
     return path if path.exists() else None
+
+
+def drafter_facts(name: str, drafter: DFlashDraftModel | None) -> dict:
+    """What a record says of the drafter; nothing where there is none."""
+    if drafter is None:
+        return {}
+    return {
+        "block_size": drafter.block_size,
+        "sha256": drafter_digest(drafter_folder(name)),
+        "dtype": str(drafter.dtype),
+    }
 
 
 def target_facts(target: Target) -> dict:

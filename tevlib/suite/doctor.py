@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tevlib.sources import assets
 from tevlib.sources.suites import SUITES
-from tevlib.suite.cells import Work, is_hub_id
+from tevlib.suite.cells import NO_DRAFTER, Work, is_hub_id
 from tevlib.suite.devices import Gpu, gpus
 from tevlib.suite.hub import Hub
 from tevlib.suite.memory import available_bytes
@@ -236,7 +236,8 @@ def _hub_model(kind: str, name: str, hub: Hub) -> Check:
 
 def _local_drafters(cells: Sequence[Work], trained: dict[str, dict]) -> Iterator[Check]:
     lacking = to_be_trained(cells, trained)
-    for folder in dict.fromkeys(cell.drafter for cell in cells if not is_hub_id(cell.drafter)):
+    local = dict.fromkeys(c.drafter for c in cells if c.drafter != NO_DRAFTER and not is_hub_id(c.drafter))
+    for folder in local:
         if folder not in lacking:
             yield Check(f"drafter {folder}", True, "there")
             continue

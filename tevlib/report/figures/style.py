@@ -13,6 +13,7 @@ INK, MUTED = "#1D2430", "#5D6878"
 ROLES = {  # a drafter keeps its colour in every figure: `original` and `ddtree` are the same released one
     "original": BLUE, "ddtree": BLUE, "exit": VERMILION, "opd": PURPLE, "gain": GREEN, "finetune": SKY,
     "prefix": ORANGE, "dflash_chain": BROWN, "sampled_chain": PINK, "autoregressive": GREY,
+    "prompt_lookup": YELLOW,
 }  # fmt: skip
 VERIFIERS = {
     "predraw": BLUE, "predraw_reference": GREY, "predraw_lazy": SKY, "sequential_residual": ORANGE, "tev": VERMILION,
