@@ -1,4 +1,4 @@
-"""Tiny random targets of three families with a real tokenizer, and drafters whose aim a test can set."""
+"""Tiny random targets of all families with a real tokenizer, and drafters whose aim a test can set."""
 
 import torch
 from tokenizers import Tokenizer
@@ -6,8 +6,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
+    Gemma4TextConfig,
     LlamaConfig,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -23,13 +26,34 @@ SHAPE = dict(
     num_key_value_heads=2, head_dim=16, max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=3,
     tie_word_embeddings=False,
 )  # fmt: skip
+WINDOW = 8
+LLAMA3 = dict(
+    rope_type="llama3", rope_theta=500_000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)  # fmt: skip
+SLIDES = dict(
+    sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"] * 2, final_logit_softcapping=5.0
+)
 CONFIGS = {
     "llama": lambda **kw: LlamaConfig(**SHAPE | kw),
+    "llama3": lambda **kw: LlamaConfig(**SHAPE | dict(rope_parameters=LLAMA3, eos_token_id=[1, 6, 7]) | kw),
+    "qwen2": lambda **kw: Qwen2Config(**SHAPE | kw),
     "qwen3": lambda **kw: Qwen3Config(**SHAPE | kw),
     "qwen3_moe": lambda **kw: Qwen3MoeConfig(
         **SHAPE | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=1) | kw
     ),
-}
+    "gemma3": lambda **kw: Gemma3TextConfig(**SHAPE | SLIDES | dict(query_pre_attn_scalar=16) | kw),
+    "gemma4": lambda **kw: Gemma4TextConfig(
+        **SHAPE
+        | SLIDES
+        | dict(
+            eos_token_id=[1, 106], global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
+            num_kv_shared_layers=2, hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB,
+        )
+        | kw
+    ),
+}  # fmt: skip
+PLAIN = ("llama", "qwen3", "qwen3_moe")  # full attention everywhere: what most tests run on
 
 
 def make_tokenizer(size: int = VOCAB) -> PreTrainedTokenizerFast:

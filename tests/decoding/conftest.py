@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.tiny import CONFIGS, make_target
+from tests.tiny import PLAIN, make_target
 from tevlib.decoding.target import Target
 
 
-@pytest.fixture(params=sorted(CONFIGS))
+@pytest.fixture(params=PLAIN)
 def family(request) -> str:
     return request.param
 

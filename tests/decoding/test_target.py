@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3TextConfig, GPT2Config, GraniteConfig, GraniteForCausalLM, LlamaConfig
+from transformers import GPT2Config, GraniteConfig, GraniteForCausalLM, LlamaConfig
 
 from tests.tiny import CONFIGS, make_target, make_tokenizer
 from tevlib.decoding.cache import KVCache
@@ -117,7 +117,7 @@ def test_our_attention_equals_eager(family):
     ids = torch.randint(4, 128, (2, 30), generator=torch.Generator().manual_seed(0))
     mine = target.model(input_ids=ids).logits
     target.model.set_attn_implementation("eager")
-    torch.testing.assert_close(mine, target.model(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mine, target.model(input_ids=ids).logits, atol=5e-5, rtol=1e-5)
 
 
 def test_softcap_is_applied():
@@ -140,14 +140,13 @@ def test_stop_ids_are_the_union(llama, generation, tokenizer, expected):
     assert llama.stop_ids == expected
 
 
-def test_sliding_and_recurrent_targets_are_refused():
-    """What cannot be rolled back exactly is refused at load, by kind (transformers#47447)."""
-    with pytest.raises(ValueError, match="sliding_attention"):
-        refuse_inexact(Gemma3TextConfig(sliding_window=8))
-    config = LlamaConfig(**{"num_hidden_layers": 2})
-    config.layer_types = ["linear_attention", "full_attention"]
-    with pytest.raises(ValueError, match="linear_attention"):
-        refuse_inexact(config)
+def test_recurrent_and_chunked_targets_are_refused():
+    """What holds one path only, or has no rotary grouped attention, is refused by name with the reason."""
+    config = LlamaConfig(num_hidden_layers=2)
+    for kind, reason in (("linear_attention", "cannot be rolled back"), ("chunked_attention", "multiples of a chunk")):
+        config.layer_types = [kind, "full_attention"]
+        with pytest.raises(ValueError, match=f"llama is not served: it has layers of kind {kind}: .*{reason}"):
+            refuse_inexact(config)
     with pytest.raises(ValueError, match="gpt2 is not served"):
         refuse_inexact(GPT2Config())
 

@@ -16,6 +16,7 @@ from tevlib.decoding.draft_vocabulary import draft_log_probs
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.fixed_cache import FixedCache, TreeMask, draft_block, pass_tree
 from tevlib.decoding.graphs import captured
+from tevlib.decoding.layers import FULL
 from tevlib.decoding.target import Target
 from tevlib.trees.builders import check_count
 from tevlib.trees.draft_tree import DraftTree
@@ -77,7 +78,7 @@ class Cycle:
         store = -(-(capacity + max(nodes, block)) // 64) * 64
         self.cache = FixedCache(target.new_cache(store))
         self.context = FixedCache(drafter.new_cache(-(-(capacity + 3 * block) // 64) * 64))
-        self.mask = TreeMask(nodes, store, target.mask_repeats, target.dtype, device)
+        self.mask = TreeMask(nodes, store, target.repeats[FULL], target.dtype, device)
         self.builder = FixedBuilder(drafter.depth, target.vocab_size, budget, device)
         self.last_position = min(target.context_limit, drafter.config.max_position_embeddings) - 1
 

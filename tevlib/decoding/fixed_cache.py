@@ -19,10 +19,16 @@ class FixedCache:
     """A view of a `KVCache`'s store whose `length` [] long lives on the device.
 
     A pass first says with `expect(n)` how many tokens it brings; they are then pending at `slots` [n], right behind the
-    committed ones. Prefill goes through the `KVCache` itself, before `take_length`.
+    committed ones. Prefill goes through the `KVCache` itself, before `take_length`. Raises `ValueError` for a store of
+    several shapes, devices or windows.
     """
 
     def __init__(self, kv: KVCache):
+        if not kv.layout.uniform:
+            raise ValueError(
+                "rounds of fixed shape serve layers of full attention, one shape and one device; this target has "
+                f"{len(kv.stores)} shapes or devices and windows {sorted(kv.layout.windows)}: use speculate"
+            )
         self.kv, self.store = kv, kv.store
         self.length = torch.zeros((), dtype=torch.long, device=kv.store.device)
         self.offsets = torch.arange(kv.capacity, device=kv.store.device)

@@ -12,32 +12,46 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
+from tevlib.decoding.cache import Layout
 from tevlib.decoding.target import Target
 from tevlib.trees.draft_tree import DraftTree
 
+Keys = list[Tensor]  # of whole sequences: `[layers, 2, B, heads, S, dim]` for each group of the target's layout
+
 
 class SequenceKeys:
-    """A cache for one pass over whole sequences; remembers their keys and values, `[layers, 2, B, heads, S, dim]`."""
+    """A cache for one pass over whole sequences; remembers the keys and values of their first `length` tokens."""
 
     def __init__(self, length: int, keep: bool):
         self.length, self.keep = length, keep
-        self.kept: list[Tensor] = []
+        self.kept: dict[int, Tensor] = {}
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, **_) -> tuple[Tensor, Tensor]:
         if self.keep:
-            self.kept.append(torch.stack([keys[:, :, : self.length], values[:, :, : self.length]]))
+            self.kept[layer_idx] = torch.stack([keys[:, :, : self.length], values[:, :, : self.length]])
         return keys, values
+
+    def key_positions(self, new: Tensor, window: int | None) -> Tensor:
+        return new
+
+    def keys(self, layout: Layout) -> Keys:
+        return [torch.stack([self.kept[layer] for layer in group]) for group in layout.groups]
 
 
 class PrefixKeys:
-    """A cache that holds known keys and values `[layers, 2, B, heads, S, dim]` in front of every new one."""
+    """A cache that holds known `keys` in front of every new one."""
 
-    def __init__(self, store: Tensor):
-        self.store = store
+    def __init__(self, layout: Layout, keys: Keys):
+        self.layers = {layer: keys[group][row] for layer, (group, row) in layout.place.items()}
+        self.length = keys[0].shape[4]
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, **_) -> tuple[Tensor, Tensor]:
-        known = self.store[layer_idx]
+        known = self.layers[layer_idx]
         return torch.cat([known[0], keys], dim=2), torch.cat([known[1], values], dim=2)
+
+    def key_positions(self, new: Tensor, window: int | None) -> Tensor:
+        old = torch.arange(self.length, device=new.device).expand(len(new), -1)
+        return torch.cat([old, new], dim=1)
 
 
 class KeyStore:
@@ -45,50 +59,48 @@ class KeyStore:
 
     def __init__(self, limit: int):
         self.limit, self.size = limit, 0
-        self.kept: OrderedDict[int, Tensor] = OrderedDict()
+        self.kept: OrderedDict[int, Keys] = OrderedDict()
 
-    def keys(self, target: Target, ids: Tensor, lengths: list[int], names: list[int]) -> Tensor:
+    def keys(self, target: Target, ids: Tensor, lengths: list[int], names: list[int]) -> Keys:
         """What `read_sequences` gives for the sequences; those whose `names` are known are not passed again."""
         unknown = [b for b, name in enumerate(names) if name not in self.kept]
-        store = torch.zeros(
-            (target.layers, 2, len(ids), target.kv_heads, max(lengths), target.head_dim),
-            dtype=target.dtype,
-            device=ids.device,
-        )
+        stores = target.layout.empty(len(ids), max(lengths), target.dtype)
         for b, name in enumerate(names):
             if name in self.kept:
                 self.kept.move_to_end(name)
-                store[:, :, b, :, : lengths[b]] = self.kept[name]
+                for store, known in zip(stores, self.kept[name], strict=True):
+                    store[:, :, b, :, : lengths[b]] = known
         if unknown:
             sizes = [lengths[b] for b in unknown]
             _, _, fresh = read_sequences(target, ids[unknown, : max(sizes)], sizes)
             for i, b in enumerate(unknown):
-                own = fresh[:, :, i, :, : lengths[b]]
-                store[:, :, b, :, : lengths[b]] = own
+                own = [keys[:, :, i, :, : lengths[b]] for keys in fresh]
+                for store, keys in zip(stores, own, strict=True):
+                    store[:, :, b, :, : lengths[b]] = keys
                 self._put(names[b], own)
-        return store
+        return stores
 
-    def _put(self, name: int, keys: Tensor) -> None:
-        size = keys.numel() * keys.element_size()
+    def _put(self, name: int, keys: Keys) -> None:
+        size = sum(part.numel() * part.element_size() for part in keys)
         if size > self.limit:
             return
-        self.kept[name] = keys.clone()
+        self.kept[name] = [part.clone() for part in keys]
         self.size += size
         while self.size > self.limit:
-            self.size -= self.kept.popitem(last=False)[1].nbytes
+            self.size -= sum(part.nbytes for part in self.kept.popitem(last=False)[1])
 
 
 def read_sequences(
     target: Target, ids: Tensor, lengths: list[int], taps: tuple[int, ...] = ()
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Keys]:
     """What one pass over padded `ids [B, S]` gives: final states of the last tokens, features, keys and values.
 
-    `[B, H]`, `[B, S, len(taps) * H]` and `[layers, 2, B, heads, S, dim]`.
+    `[B, H]`, `[B, S, len(taps) * H]` and `[layers, 2, B, heads, S, dim]` for each group of the target's layout.
     """
     cache = SequenceKeys(ids.shape[1], keep=True)
     hidden, features, _ = _pass_over_all(target, ids, lengths, [[] for _ in lengths], taps, cache)
     last = torch.tensor(lengths, device=ids.device) - 1
-    return hidden[torch.arange(len(ids), device=ids.device), last], features, torch.stack(cache.kept)
+    return hidden[torch.arange(len(ids), device=ids.device), last], features, cache.keys(target.layout)
 
 
 def packed_pass(
@@ -96,7 +108,7 @@ def packed_pass(
     ids: Tensor,
     lengths: list[int],
     trees: list[list[tuple[int, DraftTree]]],
-    keys: Tensor | None = None,
+    keys: Keys | None = None,
 ) -> list[Tensor]:
     """Final hidden states `[N, H]` of the nodes of every tree, in the order given, sequence by sequence.
 
@@ -138,15 +150,15 @@ def _pass_over_all(
     return hidden, features[:, :length], starts
 
 
-def _pass_over_nodes(target: Target, ids: Tensor, trees, keys: Tensor) -> list[Tensor]:
+def _pass_over_nodes(target: Target, ids: Tensor, trees, keys: Keys) -> list[Tensor]:
     """One pass over the nodes alone, roots included, behind known keys and values."""
-    length = keys.shape[4]
+    length = keys[0].shape[4]
     tokens, positions, starts = _nodes(ids, trees, with_root=True)
     total = tokens.shape[1]
     visible = torch.zeros(len(ids), total, length + total, dtype=torch.bool)
     _open_trees(visible, trees, length, with_root=True)
     visible[:, :, length:] |= torch.eye(total, dtype=torch.bool)
-    hidden, _ = target.forward(tokens, positions, visible.to(ids.device), PrefixKeys(keys), ())
+    hidden, _ = target.forward(tokens, positions, visible.to(ids.device), PrefixKeys(target.layout, keys), ())
     return [
         hidden[b, start : start + len(tree)]
         for b, pairs in enumerate(trees)

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tevlib.decoding.attention import NAME, additive_mask
-from tevlib.decoding.cache import KVCache
+from tevlib.decoding.cache import KVCache, Layout
+from tevlib.decoding.layers import SLIDING, layer_devices, layer_keys, layer_kinds, refuse_inexact
 from tevlib.trees.draft_tree import DraftTree
 
 PREFILL_CHUNK = 512  # tokens a pass: bounds the [n, m] attention scores
@@ -51,20 +52,26 @@ class Target:
     def __init__(self, model, tokenizer, info: TargetInfo):
         self.model, self.tokenizer, self.info = model.eval().requires_grad_(False), tokenizer, info
         self.config = config = model.config.get_text_config()
-        refuse_inexact(config)
+        refuse_inexact(config, model)
         self.hidden_size = config.hidden_size
         self.layers = config.num_hidden_layers
-        self.kv_heads = config.num_key_value_heads
-        self.head_dim = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
-        # Our attention stacks query heads and takes masks of the last keys alone; the others do neither.
-        self.own_attention = model.config._attn_implementation == NAME
-        self.mask_repeats = config.num_attention_heads // self.kv_heads if self.own_attention else 1
-        self.softcap = config.to_dict().get("final_logit_softcapping")
-        self.context_limit = config.max_position_embeddings
         self.embed = model.get_input_embeddings()
         self.head = model.get_output_embeddings()
-        self.vocab_size = self.head.weight.shape[0]
         self.decoder = model.get_decoder()
+        self.vocab_size = self.head.weight.shape[0]
+        self.softcap = config.to_dict().get("final_logit_softcapping")
+        self.context_limit = config.max_position_embeddings
+        self.kinds = layer_kinds(config)
+        self.layout = Layout(layer_keys(config, layer_devices(model)))
+        self.window = min(self.layout.windows, default=None)
+        self.kv_heads, self.head_dim = self.layout.layers[0][:2]
+        # Our attention stacks query heads and takes masks of the last keys alone; the others do neither.
+        self.own_attention = model.config._attn_implementation == NAME
+        self.repeats = {
+            kind: config.num_attention_heads // kept.heads if self.own_attention else 1
+            for kind, kept in zip(self.kinds, self.layout.layers, strict=True)
+            if kept is not None
+        }
         self.cost_curves = WeakKeyDictionary()  # of rounds with a drafter, measured for automatic budgets
 
     @property
@@ -85,7 +92,7 @@ class Target:
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty key/value store for `capacity` tokens, pending tree nodes included."""
-        return KVCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
+        return KVCache.of(self.layout, capacity, self.dtype)
 
     def logits(self, hidden: Tensor, head: torch.nn.Module | None = None) -> Tensor:
         """Next-token logits `[..., V]` in float32 from final hidden states `[..., H]`, soft-capped if the model is.
@@ -101,17 +108,34 @@ class Target:
         """Final hidden states `[B, n, H]` and features `[B, n, len(taps) * H]` of `ids [B, n]` at `positions [B, n]`.
 
         `visible` is boolean `[B, n, m]` over the last `m` keys that the cache returns, or `None`; all see the keys
-        before those (with another attention than ours, `m` must be all). The new tokens are left pending in the cache.
+        before those (with another attention than ours, `m` must be all). Windows of sliding layers are not its matter.
+        The new tokens are left pending in the cache.
         """
-        # Always four-dimensional: transformers then takes it as it is and asks nothing of the cache.
-        mask = ids.new_zeros(1, 1, 1, 1, dtype=self.dtype)
-        if visible is not None:
-            mask = additive_mask(visible, self.mask_repeats, self.dtype)
+        masks = self._masks(visible, positions, cache)
         with torch.inference_mode(), tapped(self.decoder, taps) as outputs:
             hidden = self.decoder(
-                input_ids=ids, position_ids=positions, attention_mask=mask, cache=cache, use_cache=cache is not None
+                input_ids=ids, position_ids=positions, attention_mask=masks, cache=cache, use_cache=cache is not None
             ).last_hidden_state
-        return hidden, torch.cat([outputs[i] for i in taps], dim=-1) if taps else hidden[..., :0]
+        hidden = hidden.to(self.device)
+        return hidden, torch.cat([outputs[i].to(self.device) for i in taps], dim=-1) if taps else hidden[..., :0]
+
+    def _masks(self, visible: Tensor | None, positions: Tensor, cache) -> Tensor | dict[str, Tensor]:
+        """Additive masks for the decoder: one, or one per kind of layer where it has two.
+
+        Always four-dimensional: transformers then takes it as it is and asks nothing of the cache.
+        """
+        masks = {}
+        for kind in self.repeats:
+            shown = visible
+            if kind == SLIDING and visible is not None:
+                keys = positions if cache is None else cache.key_positions(positions, self.window)
+                if keys.shape[1] > self.window:  # else nobody is that far from the first
+                    shown = _fit(visible, keys.shape[1]) & (keys[:, None] > positions[..., None] - self.window)
+            if shown is None:
+                masks[kind] = positions.new_zeros(1, 1, 1, 1, dtype=self.dtype)
+            else:
+                masks[kind] = additive_mask(shown, self.repeats[kind], self.dtype)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def prefill(self, cache: KVCache, ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Logits `[V]` after the last of `ids [n]` and the features `[n, len(taps) * H]` of all; commits the tokens."""
@@ -179,24 +203,10 @@ def tapped(decoder, taps: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
             hook.remove()
 
 
+def _fit(visible: Tensor, m: int) -> Tensor:
+    """`visible` over the last `m` keys: those that it does not speak of are seen by all."""
+    return F.pad(visible, (m - visible.shape[-1], 0), value=True)
+
+
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
-
-
-def refuse_inexact(config) -> None:
-    """Raises `ValueError` for targets whose tree pass would not be exact: sliding-window and recurrent layers."""
-    values = config.to_dict()
-    if "num_key_value_heads" not in values:
-        raise ValueError(
-            f"{values.get('model_type')} is not served: its configuration states no num_key_value_heads; targets with "
-            "rotary, grouped-query attention (Llama, Qwen) are"
-        )
-    kinds = set(values.get("layer_types") or ["full_attention"]) - {"full_attention"}
-    window = values.get("sliding_window")
-    if not values.get("layer_types") and window is not None and window < config.max_position_embeddings:
-        kinds.add("sliding_attention")
-    if kinds:
-        raise ValueError(
-            f"{values.get('model_type')} has layers of kind {', '.join(sorted(kinds))}: a tree cannot be rolled back "
-            "exactly in them, only targets whose layers are all 'full_attention' are served"
-        )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tevlib.decoding.draft_vocabulary import draft_log_probs
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
-from tevlib.decoding.packed import packed_pass
+from tevlib.decoding.packed import Keys, packed_pass
 from tevlib.decoding.target import Target
 from tevlib.training.batch import Batch
 from tevlib.trees.builders import best_first_trees
@@ -50,7 +50,7 @@ def grow(
     budget: int,
     temperature: float,
     every_row: bool = False,
-    keys: Tensor | None = None,
+    keys: Keys | None = None,
 ) -> list[Grown]:
     """A best-first tree of `budget` nodes at each of `anchors [B, A]` that is `kept [B, A]`, all scored in one pass.
 
@@ -73,7 +73,7 @@ def score(
     *,
     temperature: float,
     every_row: bool = False,
-    keys: Tensor | None = None,
+    keys: Keys | None = None,
 ) -> list[Grown]:
     """`Grown` trees from `(row, column): (anchor, tree)`, in order of their places."""
     places = sorted(trees)

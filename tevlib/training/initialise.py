@@ -54,7 +54,7 @@ def drafter_config(target: Target, layers: int, block_size: int, taps: tuple[int
         vocab_size=target.vocab_size,
         rms_norm_eps=source.rms_norm_eps,
         max_position_embeddings=target.context_limit,
-        rope_parameters=dict(source.rope_parameters),
+        rope_parameters=_rotary(source.rope_parameters),
         layer_types=["full_attention"] * layers,
         max_window_layers=layers,
         tie_word_embeddings=False,
@@ -64,6 +64,16 @@ def drafter_config(target: Target, layers: int, block_size: int, taps: tuple[int
         num_target_layers=target.layers,
         dflash_config={"mask_token_id": mask_id, "target_layer_ids": list(taps)},
     )
+
+
+def _rotary(target_rope: dict) -> dict:
+    """A drafter's rotary parameters: the target's own, in a target with one per kind of layer the full layers' theta.
+
+    Those turn only a part of each head, which the drafter's layers do not do.
+    """
+    if "full_attention" in target_rope:
+        return {"rope_type": "default", "rope_theta": target_rope["full_attention"]["rope_theta"]}
+    return dict(target_rope)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tevlib.decoding.packed import read_sequences
+from tevlib.decoding.packed import Keys, read_sequences
 from tevlib.decoding.target import Target
 from tevlib.trees.sampling import argmax_lowest, check_rows, check_temperature, is_greedy
 from tevlib.trees.seeds import stream_seed
@@ -42,22 +42,41 @@ class Rollout:
 
 
 class RowCache:
-    """Keys and values of several sequences of different lengths, `[layers, 2, rows, heads, capacity, head_dim]`."""
+    """Keys and values of several sequences of different lengths.
+
+    `[layers, 2, rows, heads, capacity, head_dim]` for each group of the target's layout.
+    """
 
     def __init__(self, target: Target, rows: int, capacity: int):
-        shape = (target.layers, 2, rows, target.kv_heads, capacity, target.head_dim)
-        self.store = torch.zeros(shape, dtype=target.dtype, device=target.device)
+        self.layout = target.layout
+        self.stores = self.layout.empty(rows, capacity, target.dtype)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=target.device)
         self.rows = torch.arange(rows, device=target.device)
         self.longest = 0
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, **_) -> tuple[Tensor, Tensor]:
         """Write one new token per row behind its sequence; all keys and values up to the `longest` row's."""
-        layer = self.store[layer_idx]
-        layer[0, self.rows, :, self.lengths] = keys[:, :, 0]
-        layer[1, self.rows, :, self.lengths] = values[:, :, 0]
+        group, place = self.layout.place[layer_idx]
+        layer = self.stores[group][place]
+        rows, at = self.rows.to(layer.device), self.lengths.to(layer.device)
+        layer[0, rows, :, at] = keys[:, :, 0]
+        layer[1, rows, :, at] = values[:, :, 0]
         end = self.longest + 1
         return layer[0, :, :, :end], layer[1, :, :, :end]
+
+    def key_positions(self, new: Tensor, window: int | None) -> Tensor:
+        """Positions `[1, m]` of the keys that `update` returns: every sequence starts at the first slot."""
+        return torch.arange(self.longest + 1, device=new.device)[None]
+
+    def read(self, rows: Tensor, keys: Keys) -> None:
+        """Take the `keys` of whole sequences, as `read_sequences` gives them, into `rows`."""
+        for store, part in zip(self.stores, keys, strict=True):
+            store[:, :, rows.to(store.device), :, : part.shape[4]] = part
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with some of the rows."""
+        self.stores = [store[:, :, rows].clone() for store in self.stores]
+        self.lengths, self.rows = self.lengths[rows].clone(), self.rows[: len(rows)]
 
 
 def rollouts(
@@ -116,7 +135,7 @@ def rollouts(
             padded, at = padded.to(device), torch.tensor(some, device=device)
             last, tapped, keys = read_sequences(target, padded, sizes, taps)
             ids[at, : max(sizes)], features[at, : max(sizes)] = padded, tapped
-            cache.store[:, :, at, :, : max(sizes)] = keys
+            cache.read(at, keys)
             cache.lengths[at] = torch.tensor(sizes, device=device)
             logits[at] = target.logits(last)
         active = [row for row in range(rows) if owner[row] != -1]
@@ -143,8 +162,7 @@ def rollouts(
             if not busy:
                 return
             rows, owner, streams = len(busy), [owner[r] for r in busy], [streams[r] for r in busy]
-            cache.store, cache.lengths = cache.store[:, :, busy].clone(), cache.lengths[busy].clone()
-            cache.rows = cache.rows[:rows]
+            cache.keep(busy)
             ids, features, tokens, at = ids[busy], features[busy], tokens[busy], at[busy]
             logits = logits[busy]
         cache.longest = int(cache.lengths.max())

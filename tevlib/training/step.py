@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
-from tevlib.decoding.packed import KeyStore, read_sequences
+from tevlib.decoding.packed import Keys, KeyStore, read_sequences
 from tevlib.decoding.target import Target
 from tevlib.training.batch import Batch
 from tevlib.training.config import TrainConfig
@@ -54,7 +54,7 @@ class Plan:
 
 def read(
     target: Target, drafter: DFlashDraftModel, batch: Batch, config: TrainConfig, store: KeyStore | None
-) -> tuple[Batch, Tensor | None]:
+) -> tuple[Batch, Keys | None]:
     """The batch with its features, and the sequences' keys and values where they are known or needed.
 
     With `config.online` both come from one target pass now; else features are those of the rollouts, and keys are
@@ -86,7 +86,7 @@ def plan(
     rollouts: list[Rollout],
     config: TrainConfig,
     draws: Tensor,
-    prefix: Tensor | None = None,
+    prefix: Keys | None = None,
 ) -> Plan:
     """The `Plan` of a batch of `rollouts` on the target's device, all randomness from `draws [B, S]`. No gradient.
 

@@ -1,0 +1,96 @@
+"""What the layers of a target keep, read from its configuration: kinds, windows, key heads and their sizes, devices.
+
+And which targets are refused, because a tree pass over them would not give what a plain pass gives.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tevlib.decoding.cache import LayerKeys
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+WHY_NOT = {
+    "linear_attention": "a recurrent state holds one path, not a tree, and cannot be rolled back",
+    "conv": "a convolution's state holds one path, not a tree, and cannot be rolled back",
+    "chunked_attention": "what a token sees there ends at multiples of a chunk, which is not served",
+}
+
+
+def layer_kinds(config) -> list[str]:
+    """`full_attention`, `sliding_attention` or another kind for every layer of a text configuration.
+
+    A configuration that names no kinds has a window in all of its layers or in none.
+    """
+    values = config.to_dict()
+    everywhere = SLIDING if values.get("sliding_window") is not None else FULL
+    return list(values.get("layer_types") or [everywhere] * config.num_hidden_layers)
+
+
+def layer_keys(config, devices: list[torch.device]) -> list[LayerKeys | None]:
+    """What every layer keeps in a key/value store; `None` for the last layers where they read an earlier one's keys."""
+    kinds, values = layer_kinds(config), config.to_dict()
+    shared = values.get("num_kv_shared_layers") or 0
+    kept = []
+    for kind, layer, device in zip(kinds, config.per_layer_config, devices, strict=True):
+        size = layer.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
+        window = values["sliding_window"] if kind == SLIDING else None
+        kept.append(LayerKeys(layer.num_key_value_heads, size, device, window))
+    return [*kept[: len(kept) - shared], *[None] * shared]
+
+
+def layer_devices(model) -> list[torch.device]:
+    """The device on which every layer of `model` computes, which under a device map is not one for all.
+
+    Layers that are offloaded to memory or disk compute on the first device that the map names, else on the CPU.
+    """
+    layers = model.get_decoder().layers
+    if getattr(model, "hf_device_map", None) is None:
+        return [model.get_output_embeddings().weight.device] * len(layers)
+    names = {module: name for name, module in model.named_modules()}
+    places, slow = model.hf_device_map, ("cpu", "disk")
+    computing = next((place for place in places.values() if place not in slow), "cpu")
+    devices = []
+    for layer in layers:
+        name = names[layer]
+        parts = [name[: len(name) - i] for i in range(len(name) + 1)]
+        place = next((places[part] for part in parts if part in places), None)
+        if place is None:
+            raise ValueError(f"the device map splits the layer {name}: give each layer one device")
+        devices.append(torch.device(computing if place in slow else place))
+    return devices
+
+
+def refuse_inexact(config, model=None) -> None:
+    """Raises `ValueError` for a target whose tree pass would not be exact, by its name and with the reason.
+
+    `config` is the text configuration; with the loaded `model`, what its class and its generation settings say counts
+    too.
+    """
+    values = config.to_dict()
+    name = values.get("model_type")
+
+    def refuse(reason: str):
+        raise ValueError(f"{name} is not served: {reason}")
+
+    if values.get("is_encoder_decoder"):
+        refuse("it is an encoder and a decoder; targets are decoders alone")
+    if model is not None and model._is_stateful:
+        refuse(WHY_NOT["linear_attention"])
+    if values.get("alibi"):
+        refuse("its attention is biased by distance (ALiBi); targets have rotary positions")
+    if "num_key_value_heads" not in {**values, **dict.fromkeys(config.per_layer_attributes or ())}:
+        refuse(
+            "its configuration states no num_key_value_heads; targets with rotary, grouped-query attention (Llama, "
+            "Qwen, Gemma) are"
+        )
+    for kind in sorted(set(layer_kinds(config)) - {FULL, SLIDING}):
+        why = WHY_NOT.get(kind, "only full and sliding attention are exact on a tree")
+        refuse(f"it has layers of kind {kind}: {why}")
+    if values.get("attn_logit_softcapping") is not None:
+        refuse("it soft-caps attention scores (attn_logit_softcapping), which fused attention does not do")
+    if values.get("use_bidirectional_attention") in (True, "all"):
+        refuse("its tokens see later ones (use_bidirectional_attention); targets are causal")
+    cache = (values.get("quantization_config") or {}).get("kv_cache_scheme")
+    if cache is not None or (model is not None and model.generation_config.cache_implementation == "quantized"):
+        refuse("its keys and values are quantised; a tree is scored with those that the model computes")
