@@ -10,8 +10,9 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from tests.tiny import make_drafter, make_target
-from tevlib.decoding.checkpoint import drafter_config_from, load_drafter, save_drafter
+from tevlib.decoding.checkpoint import load_drafter, save_drafter
 from tevlib.decoding.drafter import DFlashDraftModel, Rotary, default_taps
+from tevlib.decoding.drafter_config import read_config
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_rotary_base_is_read_in_both_spellings(style, scaling):
         raw |= {"rope_theta": 1e6, "rope_scaling": scaling}
     else:
         raw |= {"rope_parameters": {"rope_theta": 1e6, **(scaling or {"rope_type": "default"})}}
-    mine = Rotary(drafter_config_from(raw, "here")).inverse_frequencies
+    mine = Rotary(read_config(raw, "here")).inverse_frequencies
     modern = {"rope_type": "default", "rope_theta": 1e6, **(scaling or {})}
     if "type" in modern:
         modern["rope_type"] = modern.pop("type")
@@ -179,7 +180,7 @@ def test_rotary_base_is_read_in_both_spellings(style, scaling):
     )
     torch.testing.assert_close(mine, reference.inv_freq)
     with pytest.raises(ValueError, match="rope_theta"):
-        drafter_config_from({k: v for k, v in raw.items() if not k.startswith("rope_")}, "here")
+        read_config({k: v for k, v in raw.items() if not k.startswith("rope_")}, "here")
 
 
 def test_transformers_loads_the_folder_too(saved):

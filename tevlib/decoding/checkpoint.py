@@ -20,16 +20,14 @@ from transformers import Qwen3Config
 
 from tevlib.decoding.delta import pack, unpack
 from tevlib.decoding.draft_vocabulary import DraftVocabulary
-from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.drafter import DFlashDraftModel, Rotary
+from tevlib.decoding.drafter_config import DELTA_OF, FINGERPRINT, read_config
 from tevlib.decoding.prepacked import PackedLinear, can_pack, pack_linears
 from tevlib.decoding.target import Target
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-KNOWN_KEYS = {"mask_token_id", "target_layer_ids", "num_target_layers", "block_size"}
 DELTA = "delta.safetensors"
 VOCABULARY = "draft_vocabulary.safetensors"  # ours as well: the tokens that it proposes, where these are not all
-FINGERPRINT = "tevlib_target"  # our own key in config.json: what the drafter was trained on
-DELTA_OF = "tevlib_delta_of"  # another: the folder, seen from this one, of the drafter that a difference is from
 
 
 def save_drafter(
@@ -95,7 +93,7 @@ def load_drafter(path: Path | str, target: Target, *, dtype: torch.dtype | None 
     if not (folder / CONFIG).is_file():
         raise ValueError(f"no drafter at {folder}: a folder with {CONFIG} and {WEIGHTS} is wanted")
     raw = _read_json(folder / CONFIG)
-    config = drafter_config_from(raw, str(folder))
+    config = read_config(raw, str(folder))
     check_target(raw, config, target, str(folder))
     tensors = _read_weights(folder)
     with torch.device("meta"):
@@ -114,44 +112,6 @@ def load_drafter(path: Path | str, target: Target, *, dtype: torch.dtype | None 
     if (folder / VOCABULARY).is_file():
         drafter.vocabulary = _read_vocabulary(folder / VOCABULARY, target)
     return drafter
-
-
-def drafter_config_from(raw: dict, where: str) -> Qwen3Config:
-    """A `Qwen3Config` from a `config.json` of this layout, old or new spelling; errors as in `load_drafter`."""
-    architectures = raw.get("architectures") or []
-    if architectures != ["DFlashDraftModel"]:
-        raise ValueError(f"{where}: architectures is {architectures}, only ['DFlashDraftModel'] is read")
-    nested = dict(raw.get("dflash_config") or {})
-    unknown = {k for k, v in nested.items() if k not in KNOWN_KEYS and v not in (None, False)}
-    if unknown:
-        raise ValueError(f"{where}: dflash_config has keys that change the computation: {', '.join(sorted(unknown))}")
-    found = {}
-    for key in ("target_layer_ids", "mask_token_id", "block_size"):
-        found[key] = nested.get(key, raw.get(key))
-        if found[key] is None:
-            raise ValueError(
-                f"{where}: config.json lacks {key}; it is not guessed, since a wrong guess loads in silence"
-            )
-    if not isinstance(found["block_size"], int) or found["block_size"] < 1:
-        raise ValueError(f"{where}: block_size must be an integer >= 1, got {found['block_size']!r}")
-    rope = raw.get("rope_parameters") or {}
-    theta = rope.get("rope_theta", raw.get("rope_theta"))
-    if theta is None:
-        raise ValueError(f"{where}: config.json has neither rope_parameters.rope_theta nor rope_theta")
-    scaling = {k: v for k, v in (raw.get("rope_scaling") or {}).items()}
-    if "type" in scaling:
-        scaling["rope_type"] = scaling.pop("type")
-    rope = {"rope_type": "default", **scaling, **rope, "rope_theta": theta}
-    kinds = set(raw.get("layer_types") or [])
-    if kinds - {"full_attention"}:
-        raise ValueError(f"{where}: layers of kind {', '.join(sorted(kinds))}: only full_attention is served")
-    skip = {"rope_theta", "rope_scaling", "rope_parameters", "dflash_config", "auto_map", "transformers_version"}
-    return Qwen3Config(
-        **{k: v for k, v in raw.items() if k not in skip | {"block_size", FINGERPRINT, DELTA_OF}},
-        rope_parameters=rope,
-        block_size=found["block_size"],
-        dflash_config={k: found[k] for k in ("mask_token_id", "target_layer_ids")},
-    )
 
 
 def check_target(raw: dict, config: Qwen3Config, target: Target, where: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tevlib.decoding.draft_vocabulary import draft_log_probs
-from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.drafter import DFlashDraftModel, embed_for
 from tevlib.decoding.fixed_cache import FixedCache, TreeMask, draft_block, pass_tree
 from tevlib.decoding.graphs import captured
 from tevlib.decoding.layers import FULL
@@ -151,7 +151,7 @@ class Cycle:
         """Log-probabilities `[H, V]` of the next tokens; the last round's features enter the context on the way."""
         self.block_ids[0] = self.root
         self.depth = (self.last_position - self.cache.length).clamp(0, self.drafter.depth)
-        block = self.target.embed(self.block_ids)
+        block = embed_for(self.target, self.drafter, self.block_ids)
         hidden = draft_block(self.drafter, self.context, block, self.depth, self.features, self.accepted)
         self.log_probs = draft_log_probs(self.target, self.drafter, hidden)
 

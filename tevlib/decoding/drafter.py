@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, Qwen3Config
 
 from tevlib.decoding.attention import grouped_attention
 from tevlib.decoding.cache import KVCache
+from tevlib.decoding.drafter_config import sights
 from tevlib.decoding.target import Target
 
 
@@ -87,7 +88,7 @@ class Attention(nn.Module):
         query = rotate(self.q_norm(self.q_proj(x).view(batch, n, self.heads, self.dim)).transpose(1, 2), *rope)
         if mask is None:
             out, _ = grouped_attention(self, query, keys, values, None, self.dim**-0.5)
-        else:  # the training pass: the mask is never repeated for the query heads that share a key head
+        else:  # boolean, `[B, 1, 1, n, m]`: never repeated for the query heads that share a key head
             groups = self.heads // self.kv_heads
             scores = torch.matmul(
                 query.reshape(batch, self.kv_heads, groups * n, self.dim) * self.dim**-0.5, keys.transpose(-1, -2)
@@ -120,7 +121,12 @@ class Layer(nn.Module):
 
 
 class DFlashDraftModel(PreTrainedModel):
-    """The drafter. `config` is a `Qwen3Config` with `block_size`, `num_target_layers` and `dflash_config`."""
+    """The drafter. `config` is a `Qwen3Config` with `block_size`, `num_target_layers` and `dflash_config`.
+
+    Layers of kind `sliding_attention` see keys by position, the context's and the block's alike (`sights`). Its hidden
+    states are for the target's own head, soft-cap included: `dflash_config.output_multiplier`, where there is one, is
+    already in them.
+    """
 
     config_class = Qwen3Config
     base_model_prefix = ""
@@ -132,6 +138,9 @@ class DFlashDraftModel(PreTrainedModel):
         self.mask_id: int = dflash["mask_token_id"]
         self.vocabulary = None  # what it proposes, a `DraftVocabulary`; None: every token
         self.taps: tuple[int, ...] = tuple(dflash["target_layer_ids"])
+        self.embedding_scale: float | None = dflash.get("input_embedding_scale")
+        self.output_multiplier: float = dflash.get("output_multiplier", 1.0)
+        self.sights = sights(config)
         self.fc = nn.Linear(len(self.taps) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
@@ -170,28 +179,38 @@ class DFlashDraftModel(PreTrainedModel):
         """Final hidden states `[n - 1, H]` of rows 1 .. n - 1 for `block [n, H]`: embeddings of anchor and masks.
 
         `features [c, K * H]` of newly accepted tokens are committed first, as by `append_context`, in the same pass.
-        The anchor sits right behind the committed context; the block sees the context and all of itself, and leaves
-        nothing in the cache.
+        The anchor sits right behind the committed context; the block sees the context and all of itself, except in
+        layers that slide or are causal, and leaves nothing in the cache.
         """
         x = block[None].to(self.dtype)
         context = x[:, :0] if features is None else self.fuse(features[None])
         n = context.shape[1]
-        rope = self.rotary(torch.arange(cache.length, cache.length + n + len(block), device=self.device)[None])
+        anchor, end = cache.length + n, cache.length + n + len(block)
+        positions = torch.arange(end, device=self.device)
+        rope = self.rotary(positions[None, cache.length :])
         own = (rope[0][:, n:], rope[1][:, n:])
-        for i, layer in enumerate(self.layers):
+        first = {s: 0 if s.window is None else max(0, anchor + 1 - s.window) for s in self.sights}
+        masks = {s: s.visible(positions[anchor:], positions[k:])[None, None, None] for s, k in first.items() if s.masks}
+        for i, (layer, sight) in enumerate(zip(self.layers, self.sights, strict=True)):
             normed = layer.input_layernorm(x)
             keys, values = cache.update(*layer.self_attn.keys_values(torch.cat([context, normed], 1), rope), i)
-            x = x + layer.self_attn(normed, own, keys, values, mask=None)
+            keys, values = keys[:, :, first[sight] :], values[:, :, first[sight] :]
+            x = x + layer.self_attn(normed, own, keys, values, masks.get(sight))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         cache.commit(list(range(n)))
-        return self.norm(x)[0, 1:]
+        return self.finish(x)[0, 1:]
+
+    def finish(self, x: Tensor) -> Tensor:
+        """What the target's head takes, `[..., H]`, from the last layer's states."""
+        states = self.norm(x)
+        return states if self.output_multiplier == 1 else states * self.output_multiplier
 
     def forward(self, features: Tensor, blocks: Tensor, anchors: Tensor) -> Tensor:
         """Final hidden states `[B, A, block, H]` of many blocks at once: the training pass.
 
         `features [B, S, K * H]` are the target's; `blocks [B, A, block, H]` the embeddings of anchors and masks;
-        `anchors [B, A]` their positions. A block at anchor a sees features of positions < a, and itself; blocks do
-        not see each other.
+        `anchors [B, A]` their positions. A block at anchor a sees features of positions < a, and itself (of both what
+        `sights` says); blocks do not see each other.
         """
         return self.draft_blocks(self.read_context(features), blocks, anchors)
 
@@ -208,21 +227,34 @@ class DFlashDraftModel(PreTrainedModel):
         positions = (anchors[..., None] + torch.arange(size, device=self.device)).flatten(1)
         rope = self.rotary(positions)
         owner = torch.arange(n_blocks, device=self.device).repeat_interleave(size)
-        sees_context = torch.arange(length, device=self.device) < anchors.repeat_interleave(size, 1)[..., None]
+        text = torch.arange(length, device=self.device)
+        sees_context = text < anchors.repeat_interleave(size, 1)[..., None]
         sees_block = (owner[:, None] == owner[None]).expand(batch, -1, -1)
-        mask = torch.cat([sees_context, sees_block], dim=-1)[:, None, None]
+        sees = torch.cat([sees_context, sees_block], dim=-1)
+        keys_at = torch.cat([text.expand(batch, -1), positions], dim=-1)
+        masks = {s: (sees & s.visible(positions, keys_at) if s.masks else sees)[:, None, None] for s in self.sights}
         x = blocks.flatten(1, 2).to(self.fc.weight.dtype)
-        for layer, context_kv in zip(self.layers, context, strict=True):
+        for layer, sight, context_kv in zip(self.layers, self.sights, context, strict=True):
             normed = layer.input_layernorm(x)
             block_kv = layer.self_attn.keys_values(normed, rope)
             keys, values = (torch.cat(pair, dim=2) for pair in zip(context_kv, block_kv, strict=True))
-            x = x + layer.self_attn(normed, rope, keys, values, mask)
+            x = x + layer.self_attn(normed, rope, keys, values, masks[sight])
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-        return self.norm(x).view(batch, n_blocks, size, hidden)
+        return self.finish(x).view(batch, n_blocks, size, hidden)
 
 
 def block_embeddings(target: Target, drafter: DFlashDraftModel, anchors: Tensor) -> Tensor:
     """Embeddings `[..., block, H]` of the block `[anchor, mask, mask, ...]` of each anchor token in `anchors [...]`."""
     ids = torch.full((*anchors.shape, drafter.block_size), drafter.mask_id, device=anchors.device)
     ids[..., 0] = anchors
-    return target.embed(ids)
+    return embed_for(target, drafter, ids)
+
+
+def embed_for(target: Target, drafter: DFlashDraftModel, ids: Tensor) -> Tensor:
+    """Embeddings `[..., H]` of `ids [...]` as the drafter takes them: the target's own, scaled where the target does so.
+
+    A drafter that states `input_embedding_scale` gets the bare rows of the table times that instead.
+    """
+    if drafter.embedding_scale is None:
+        return target.embed(ids)
+    return F.embedding(ids, target.embed.weight) * drafter.embedding_scale

@@ -129,14 +129,16 @@ def draft_block(
     rope = drafter.rotary(cache.slots[None])
     own = (rope[0][:, m:], rope[1][:, m:])
     x = block[None].to(drafter.dtype)
-    mask = torch.where(cache.offsets <= cache.length + depth, 0.0, torch.finfo(x.dtype).min).to(x.dtype)
-    mask = mask[None, None, None]
-    for i, layer in enumerate(drafter.layers):
+    there = (cache.offsets <= cache.length + depth)[None]
+    rows = cache.length + cache.offsets[:n]
+    masks = {s: there & s.visible(rows, cache.offsets) if s.masks else there for s in drafter.sights}
+    masks = {s: torch.where(seen, 0.0, torch.finfo(x.dtype).min).to(x.dtype)[None, None] for s, seen in masks.items()}
+    for i, (layer, sight) in enumerate(zip(drafter.layers, drafter.sights, strict=True)):
         normed = layer.input_layernorm(x)
         new = layer.self_attn.keys_values(torch.cat([context, normed], 1), rope)
-        x = x + _attend(layer.self_attn, normed, own, *cache.update(*new, i), mask)
+        x = x + _attend(layer.self_attn, normed, own, *cache.update(*new, i), masks[sight])
         x = x + layer.mlp(layer.post_attention_layernorm(x))
-    return drafter.norm(x)[0, 1:]
+    return drafter.finish(x)[0, 1:]
 
 
 def _attend(attention, x: Tensor, rope: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

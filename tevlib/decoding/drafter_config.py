@@ -1,0 +1,174 @@
+"""A drafter's `config.json` -> `Qwen3Config`: both spellings, nested keys before top-level ones, nothing guessed.
+
+A key that changes the computation is either computed here or refused by its name: a drafter that loads drafts as it was
+trained to.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config
+
+FINGERPRINT = "tevlib_target"  # our own key in config.json: what the drafter was trained on
+DELTA_OF = "tevlib_delta_of"  # another: the folder, seen from this one, of the drafter that a difference is from
+
+REQUIRED = ("target_layer_ids", "mask_token_id", "block_size")
+SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+KNOWN = {*REQUIRED, *SCALES, "num_target_layers", "causal", "is_causal"}
+REFUSED = {  # keys that are met in the wild, and what they ask for
+    "attention_sink_bias": "an attention sink",
+    "attention_value_scale": "scaled values",
+    "conv_group_size": "the convolutions of DFlash 2",
+    "conv_kernel_size": "the convolutions of DFlash 2",
+    "draft_vocab_size": "a vocabulary of the drafter's own",
+    "fc_norm": "a norm before fc",
+    "markov_rank": "scores that depend on the token before",
+    "projector_type": "another projection of the target's features",
+    "pure_draft_prefix_len": "rows drafted before the anchor",
+    "quantization_config": "quantised weights",
+    "sample_from_anchor": "a prediction by the anchor's own row",
+    "selector_rank": "the candidate selector of DFlash 2",
+    "selector_top_k": "the candidate selector of DFlash 2",
+    "shift_label": "rows that predict the next position",
+    "sliding_window_non_causal": "two-sided windows",
+    "swa_window_size": "a window that layer_types does not state",
+    "target_hidden_size": "features of another width than the drafter's",
+    "use_swa": "a window that layer_types does not state",
+}
+OTHERS = {  # architectures near DFlash's, and what they are
+    "DFlash2DraftModel": "DFlash 2: convolutions in every layer, candidates scored along the path",
+    "Gemma4DSparkModel": "DSpark: another drafter",
+    "Qwen3DSparkModel": "DSpark: another drafter",
+    "QwenDFlashDraftModel": "AngelSlim's form of DFlash",
+    "Qwen3DFlashDraftModel": "NeMo's form of DFlash",
+    "DFlashSpeculator": "the form of vLLM's speculators: nested configuration, layers counted from 1",
+    "DFlash2Speculator": "DFlash 2 in the form of vLLM's speculators",
+}
+
+
+class Sight(NamedTuple):
+    """What a layer's rows see, by position: everything, or what is not behind them, or what is near them."""
+
+    causal: bool = False
+    window: int | None = None
+
+    @property
+    def masks(self) -> bool:
+        """Whether there is anything that a row does not see."""
+        return self.causal or self.window is not None
+
+    def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Boolean `[..., n, m]`: which of the positions `keys [..., m]` each of `queries [..., n]` sees."""
+        distance = queries[..., :, None] - keys[..., None, :]
+        seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+        return seen if self.window is None else seen & (distance.abs() < self.window)
+
+
+def sights(config: Qwen3Config) -> list[Sight]:
+    """What each layer sees: a sliding layer the last `sliding_window` positions, itself and what it follows.
+
+    `is_causal`, where stated, decides for all layers instead, as in the `dflash` package; else the key `causal` of
+    `dflash_config`, as in vLLM. Unstated, sliding layers are causal and the others are not.
+    """
+    stated = config.to_dict().get("is_causal")
+    if stated is None:
+        stated = config.dflash_config.get("causal")
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    return [Sight(s if stated is None else bool(stated), config.sliding_window if s else None) for s in slides]
+
+
+def read_config(raw: dict, where: str) -> Qwen3Config:
+    """A `Qwen3Config` from a `config.json` of this layout; `where` names it in errors.
+
+    Raises `ValueError` for another architecture, a key in `REFUSED` or an unknown one of `dflash_config`, an absent
+    layer list, mask id, block size or rotary base, and values that cannot be.
+    """
+    _refuse_other_architectures(raw, where)
+    nested = dict(raw.get("dflash_config") or {})
+    _refuse_keys(raw, nested, where)
+    found = {key: nested.get(key, raw.get(key)) for key in (*REQUIRED, *SCALES, "num_target_layers")}
+    for key in REQUIRED:
+        if found[key] is None:
+            raise ValueError(
+                f"{where}: config.json lacks {key}; it is not guessed, since a wrong guess loads in silence"
+            )
+    if not isinstance(found["block_size"], int) or found["block_size"] < 1:
+        raise ValueError(f"{where}: block_size must be an integer >= 1, got {found['block_size']!r}")
+    for key in SCALES:
+        if found[key] is not None and not (isinstance(found[key], int | float) and 0 < found[key] < math.inf):
+            raise ValueError(f"{where}: {key} must be a positive number, got {found[key]!r}")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"{where}: hidden_act is {raw['hidden_act']!r}, only 'silu' is computed")
+    causal = {v for v in (raw.get("is_causal"), nested.get("is_causal"), nested.get("causal")) if v is not None}
+    if len(causal) > 1:
+        raise ValueError(f"{where}: is_causal and dflash_config.causal contradict each other")
+    skip = {"rope_theta", "rope_scaling", "rope_parameters", "auto_map", "transformers_version"}
+    skip |= {"dflash_config", "is_causal", "dtype", "torch_dtype", FINGERPRINT, DELTA_OF, *found}
+    try:
+        config = Qwen3Config(
+            **{k: v for k, v in raw.items() if k not in skip},
+            rope_parameters=_rope(raw, where),
+            block_size=found.pop("block_size"),
+            num_target_layers=found.pop("num_target_layers"),
+            dflash_config={k: v for k, v in found.items() if v is not None},
+            **({"is_causal": bool(causal.pop())} if causal else {}),
+        )
+    except ValueError as error:  # transformers' own checks: a list of another length than the layers, say
+        raise ValueError(f"{where}: {' '.join(str(error).split())}") from error
+    _check_layers(config, where)
+    return config
+
+
+def _refuse_other_architectures(raw: dict, where: str) -> None:
+    architectures = raw.get("architectures") or []
+    if architectures == ["DFlashDraftModel"]:
+        return
+    known = [f"{name} is {OTHERS[name]}" for name in architectures if name in OTHERS]
+    if any(name.endswith("ForCausalLM") for name in architectures):
+        known = ["that is a target, or a drafter saved through a class of transformers: load_target reads targets"]
+    raise ValueError(
+        f"{where}: architectures is {architectures}, only ['DFlashDraftModel'] is read"
+        + (f" ({'; '.join(known)})" if known else "")
+    )
+
+
+def _refuse_keys(raw: dict, nested: dict, where: str) -> None:
+    stated = {**{k: v for k, v in raw.items() if k in REFUSED}, **nested}
+    neutral = {"attention_value_scale": 1, "draft_vocab_size": raw.get("vocab_size")}
+    neutral["target_hidden_size"] = raw.get("hidden_size")
+    changing = [
+        f"{key} ({REFUSED.get(key, 'unknown')})"
+        for key, value in sorted(stated.items())
+        if key not in KNOWN and value not in (None, False, 0) and value != neutral.get(key)
+    ]
+    if changing:
+        raise ValueError(f"{where}: keys that change the computation and are not served: {', '.join(changing)}")
+
+
+def _rope(raw: dict, where: str) -> dict:
+    rope = raw.get("rope_parameters") or {}
+    theta = rope.get("rope_theta", raw.get("rope_theta"))
+    if theta is None:
+        raise ValueError(f"{where}: config.json has neither rope_parameters.rope_theta nor rope_theta")
+    scaling = dict(raw.get("rope_scaling") or {})
+    if "type" in scaling:
+        scaling["rope_type"] = scaling.pop("type")
+    return {"rope_type": "default", **scaling, **rope, "rope_theta": theta}
+
+
+def _check_layers(config: Qwen3Config, where: str) -> None:
+    kinds = set(config.layer_types) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise ValueError(
+            f"{where}: layers of kind {', '.join(sorted(kinds))}: only full_attention and sliding_attention are served"
+        )
+    window = config.sliding_window
+    if "sliding_attention" in config.layer_types and not (isinstance(window, int) and window >= 1):
+        raise ValueError(
+            f"{where}: layers slide, but no window is in force: use_sliding_window must be true and sliding_window an "
+            f"integer >= 1, got {config.use_sliding_window} and {window}"
+        )
