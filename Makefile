@@ -44,8 +44,9 @@ $(VENV)/.runtime: $(INPUTS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements.txt -e .
 	@touch $@
 
-$(VENV)/.development: $(INPUTS) requirements-dev.txt | $(BIN)/python
+$(VENV)/.development: $(INPUTS) requirements-dev.txt requirements-dflash.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-dflash.txt
 	@touch $@
 
 $(BIN)/python:

@@ -1,18 +1,20 @@
 """Drafter folders: the released layout, both spellings, and everything that must not load in silence."""
 
 import json
+import re
 import warnings
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from tests.tiny import make_drafter, make_target
 from tevlib.decoding.checkpoint import load_drafter, save_drafter
 from tevlib.decoding.drafter import DFlashDraftModel, Rotary, default_taps
-from tevlib.decoding.drafter_config import read_config
+from tevlib.decoding.drafter_config import REFUSED, Sight, read_config
 
 
 @pytest.fixture
@@ -82,15 +84,99 @@ def test_num_target_layers_is_optional_and_keys_may_be_nested(saved):
     assert load_drafter(folder, target).block_size == 4
 
 
-def test_other_architectures_and_unknown_keys_are_refused(saved):
-    """A target's folder, a later drafter generation, or a key that changes the computation: refused by name."""
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Qwen3ForCausalLM", "a target.*load_target"),
+        ("DFlash2DraftModel", "DFlash 2: convolutions"),
+        ("Qwen3DSparkModel", "DSpark"),
+        ("DFlashSpeculator", "speculators"),
+        ("SomethingElse", r"only \['DFlashDraftModel'\] is read$"),
+    ],
+)
+def test_other_architectures_are_refused_by_name(saved, name, words):
+    """A target's folder, a later generation of drafters, another writer's form: the error says what it is."""
     target, folder, change = saved
-    change(architectures=["Qwen3ForCausalLM"])
-    with pytest.raises(ValueError, match=r"Qwen3ForCausalLM.*only.*DFlashDraftModel"):
+    change(architectures=[name])
+    with pytest.raises(ValueError, match=rf"(?s){name}.*only.*DFlashDraftModel.*") as raised:
         load_drafter(folder, target)
-    change(architectures=["DFlashDraftModel"])
-    change(dflash_config={"mask_token_id": 5, "target_layer_ids": [0, 2], "markov_rank": 4})
-    with pytest.raises(ValueError, match="markov_rank"):
+    assert re.search(words, str(raised.value))
+
+
+NESTED = {"mask_token_id": 5, "target_layer_ids": [0, 2]}
+
+
+@pytest.mark.parametrize("key", [*REFUSED, "something_new"])
+def test_keys_that_change_the_computation_are_refused_by_name(saved, key):
+    """Nested, or (those that are known) at the top level, where the `dflash` package looks too; switched off they are
+    no matter."""
+    target, folder, change = saved
+    for off in (False, None, 0):
+        change(dflash_config=NESTED | {key: off})
+        load_drafter(folder, target)
+    change(dflash_config=NESTED | {key: 4})
+    with pytest.raises(ValueError, match=rf"keys that change the computation.*{key} \("):
+        load_drafter(folder, target)
+    change(dflash_config=NESTED, **{key: 4})
+    if key in REFUSED:
+        with pytest.raises(ValueError, match=rf"keys that change the computation.*{key} \("):
+            load_drafter(folder, target)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"layer_types": ["full_attention"]}, "layer_types lists 1 layers, num_hidden_layers is 2"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layers of kind linear_attention"),
+        ({"layer_types": ["sliding_attention"] * 2}, "no window is in force"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 64}, "use_sliding_window must be true"),
+        ({"is_causal": True, "dflash_config": NESTED | {"causal": False}}, "contradict"),
+        ({"dflash_config": NESTED | {"output_multiplier": -1.0}}, "output_multiplier must be a positive number"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, tiny qwen3 has None"),
+        ({"dflash_config": NESTED | {"num_target_layers": 7}}, "num_layers 7.*has 4"),
+    ],
+)
+def test_a_computation_that_is_not_ours_is_refused(saved, changed, words):
+    """Another activation, another kind of layer, a window that is not in force, a soft-cap that the target lacks."""
+    target, folder, change = saved
+    if "num_target_layers" in changed.get("dflash_config", {}):
+        change(tevlib_target=None)
+    change(**changed)
+    with pytest.raises(ValueError, match=words):
+        load_drafter(folder, target)
+
+
+def test_layer_kinds_that_are_not_listed_follow_from_the_window(saved):
+    """Without `layer_types`, layers from `max_window_layers` on slide, as transformers reads such a file."""
+    target, folder, change = saved
+    change(layer_types=None, use_sliding_window=True, sliding_window=9, max_window_layers=1)
+    assert load_drafter(folder, target).sights == [Sight(False), Sight(True, 9)]
+    change(sliding_window=None)  # transformers would take 4096
+    with pytest.raises(ValueError, match="no window is in force"):
+        load_drafter(folder, target)
+    change(use_sliding_window=False, sliding_window=9)
+    assert load_drafter(folder, target).sights == [Sight(False)] * 2
+
+
+def test_copies_of_the_targets_matrices_are_no_matter_others_are_refused(saved):
+    """A file with `lm_head` and a tied flag loads where it is the target's (mlx-examples#564); vLLM would use its own
+    mask embedding and head, which nothing here does."""
+    target, folder, change = saved
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tie_word_embeddings=True)
+    extra = {"lm_head.weight": target.head.weight.clone(), "embed_tokens.weight": target.embed.weight.clone()}
+    save_file(tensors | extra, path)
+    loaded = load_drafter(folder, target).state_dict()
+    assert loaded.keys() == tensors.keys() and all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    for name in extra:
+        save_file(tensors | extra | {name: extra[name] + 1}, path)
+        with pytest.raises(ValueError, match=f"{name} of its own"):
+            load_drafter(folder, target)
+    save_file(tensors, path)
+    (folder / "mask_embedding.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"mask_embedding\.pt"):
         load_drafter(folder, target)
 
 
@@ -99,8 +185,8 @@ def test_missing_and_extra_tensors_and_shards_are_named(saved):
     target, folder, _ = saved
     path = folder / "model.safetensors"
     tensors = load_file(path)
-    save_file({k: v for k, v in tensors.items() if k != "norm.weight"} | {"lm_head.weight": torch.zeros(2, 2)}, path)
-    with pytest.raises(ValueError, match=r"missing tensors \['norm.weight'\], unexpected tensors \['lm_head.weight'\]"):
+    save_file({k: v for k, v in tensors.items() if k != "norm.weight"} | {"t2d": torch.zeros(2, 2)}, path)
+    with pytest.raises(ValueError, match=r"missing tensors \['norm.weight'\], unexpected tensors \['t2d'\]"):
         load_drafter(folder, target)
     path.unlink()
     names = sorted(tensors)
@@ -126,6 +212,13 @@ def test_a_drafter_of_another_target_is_refused(saved):
     other = make_target("qwen3")
     other.tokenizer.add_tokens([])
     other.tokenizer.eos_token = "t77"
+    with pytest.raises(ValueError, match="tokenizer"):
+        load_drafter(folder, other)
+    other = make_target("qwen3")  # the same size and special tokens, other pieces
+    swapped = json.loads(other.tokenizer.backend_tokenizer.to_str())
+    pieces = swapped["model"]["vocab"]
+    swapped["model"]["vocab"] = {name: i if i < 4 else len(pieces) + 3 - i for name, i in pieces.items()}
+    other.tokenizer.backend_tokenizer.model = Tokenizer.from_str(json.dumps(swapped)).model
     with pytest.raises(ValueError, match="tokenizer"):
         load_drafter(folder, other)
     with pytest.warns(UserWarning, match="tau may fall"):
@@ -184,12 +277,29 @@ def test_rotary_base_is_read_in_both_spellings(style, scaling):
 
 
 def test_transformers_loads_the_folder_too(saved):
-    """The class is an ordinary `PreTrainedModel`: `from_pretrained` finds every weight."""
+    """The class is an ordinary `PreTrainedModel`: `from_pretrained` finds every weight and makes the same drafter.
+
+    What no file holds, the rotary frequencies, is computed and not left as the memory happened to be.
+    """
     target, folder, _ = saved
     model, info = DFlashDraftModel.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    ours = load_drafter(folder, target).state_dict()
-    assert all(torch.equal(ours[name], value) for name, value in model.state_dict().items())
+    ours = load_drafter(folder, target)
+    assert all(torch.equal(ours.state_dict()[name], value) for name, value in model.state_dict().items())
+    features, block, anchor = torch.randn(1, 9, 64), torch.randn(1, 1, 8, 32), torch.tensor([[9]])
+    with torch.no_grad():
+        assert torch.equal(model.eval()(features, block, anchor), ours(features, block, anchor))
+
+
+def test_rotary_frequencies_are_never_rounded(saved):
+    """A drafter in bfloat16 turns by the angles it was trained with; at position 3,000 rounded ones are another's."""
+    _, folder, _ = saved
+    exact = Rotary(read_config(json.loads((folder / "config.json").read_text()), "here"))
+    half = load_drafter(folder, make_target("qwen3", dtype=torch.bfloat16)).rotary
+    positions = torch.tensor([3000])
+    assert half.inverse_frequencies.dtype == torch.float32
+    assert all(torch.equal(a, b) for a, b in zip(half(positions), exact(positions), strict=True))
+    assert torch.equal(exact.double().half().inverse_frequencies, half.inverse_frequencies)
 
 
 def test_no_folder_is_one_clear_error(tmp_path):

@@ -1,7 +1,8 @@
 """Read and write drafter folders in the DFlash layout: `config.json`, `model.safetensors`, a card.
 
 Tensor names carry no prefix; the embedding and the head are the target's and never in the file. Both spellings of the
-rotary parameters are written, because readers older than transformers 5 want `rope_theta` at the top level.
+rotary parameters are written, because readers older than transformers 5 want `rope_theta` at the top level, and every
+layer's kind. Layers of the target are counted from 0, by their outputs; vLLM, which counts inputs, adds one by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from transformers import Qwen3Config
 
 from tevlib.decoding.delta import pack, unpack
 from tevlib.decoding.draft_vocabulary import DraftVocabulary
-from tevlib.decoding.drafter import DFlashDraftModel, Rotary
+from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.drafter_config import DELTA_OF, FINGERPRINT, read_config
 from tevlib.decoding.prepacked import PackedLinear, can_pack, pack_linears
 from tevlib.decoding.target import Target
@@ -28,6 +29,8 @@ from tevlib.decoding.target import Target
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 DELTA = "delta.safetensors"
 VOCABULARY = "draft_vocabulary.safetensors"  # ours as well: the tokens that it proposes, where these are not all
+MASK_EMBEDDING = "mask_embedding.pt"  # in place of the target's row of the mask id, in vLLM
+TARGETS_OWN = ("embed_tokens.weight", "lm_head.weight")  # some writers add them to the file
 
 
 def save_drafter(
@@ -66,6 +69,7 @@ def save_drafter(
             "dtype": str(dtype).removeprefix("torch."),
             "rope_theta": drafter.config.rope_parameters["rope_theta"],
             "rope_scaling": _legacy_scaling(drafter.config.rope_parameters),
+            "num_target_layers": target.layers,
             FINGERPRINT: target.fingerprint(),
         }
         if delta_of is not None:
@@ -94,19 +98,23 @@ def load_drafter(path: Path | str, target: Target, *, dtype: torch.dtype | None 
         raise ValueError(f"no drafter at {folder}: a folder with {CONFIG} and {WEIGHTS} is wanted")
     raw = _read_json(folder / CONFIG)
     config = read_config(raw, str(folder))
+    if (folder / MASK_EMBEDDING).is_file():
+        raise ValueError(f"{folder / MASK_EMBEDDING}: a mask embedding of the drafter's own is not served")
     check_target(raw, config, target, str(folder))
-    tensors = _read_weights(folder)
+    tensors = _without_the_targets_own(_read_weights(folder), target, str(folder))
     with torch.device("meta"):
-        names = {name: tuple(value.shape) for name, value in DFlashDraftModel(config).state_dict().items()}
+        drafter = DFlashDraftModel(config)
+    names = {name: tuple(value.shape) for name, value in drafter.state_dict().items()}
     missing, unexpected = sorted(names.keys() - tensors.keys()), sorted(tensors.keys() - names.keys())
     if missing or unexpected:
         raise ValueError(f"{folder / WEIGHTS}: missing tensors {missing}, unexpected tensors {unexpected}")
     wrong = [f"{n} {tuple(tensors[n].shape)} for {shape}" for n, shape in names.items() if tensors[n].shape != shape]
     if wrong:
         raise ValueError(f"{folder / WEIGHTS}: tensors of another shape than {CONFIG} says: {', '.join(wrong)}")
-    drafter = DFlashDraftModel(config)
+    drafter = drafter.to(dtype or target.dtype).to_empty(device=target.device)  # no second copy, no random numbers
+    drafter.rotary.reset()
     drafter.load_state_dict(tensors)
-    drafter = drafter.to(device=target.device, dtype=dtype or target.dtype).eval().requires_grad_(False)
+    drafter = drafter.eval().requires_grad_(False)
     if isinstance(target.head, PackedLinear) and can_pack(drafter):
         pack_linears(drafter)
     if (folder / VOCABULARY).is_file():
@@ -117,8 +125,14 @@ def load_drafter(path: Path | str, target: Target, *, dtype: torch.dtype | None 
 def check_target(raw: dict, config: Qwen3Config, target: Target, where: str) -> None:
     """Raises `ValueError` where the drafter in `raw` was made for another target than `target`."""
     taps, mask = config.dflash_config["target_layer_ids"], config.dflash_config["mask_token_id"]
+    cap = config.dflash_config.get("final_logit_softcapping")
+    if cap not in (None, target.softcap):
+        raise ValueError(
+            f"{where}: final_logit_softcapping is {cap}, {target.info.source} has {target.softcap}: drafts go through "
+            "the target's own head and cap"
+        )
     mine = target.fingerprint()
-    stated = {"hidden_size": config.hidden_size, "num_layers": raw.get("num_target_layers"), **raw.get(FINGERPRINT, {})}
+    stated = {"hidden_size": config.hidden_size, "num_layers": config.num_target_layers, **raw.get(FINGERPRINT, {})}
     for key in ("hidden_size", "num_layers", "vocab_size", "tokenizer"):
         if stated.get(key) is not None and stated[key] != mine[key]:
             raise ValueError(
@@ -134,6 +148,18 @@ def check_target(raw: dict, config: Qwen3Config, target: Target, where: str) -> 
             f"{where} was trained on other weights than {target.info.source}: output stays exact, tau may fall",
             stacklevel=3,
         )
+
+
+def _without_the_targets_own(tensors: dict[str, torch.Tensor], target: Target, where: str) -> dict[str, torch.Tensor]:
+    """All but copies of the target's embedding and head. Raises `ValueError` where they are no copies."""
+    for name, own in zip(TARGETS_OWN, (target.embed.weight, target.head.weight), strict=True):
+        copy = tensors.get(name)
+        if copy is not None and not (copy.shape == own.shape and torch.equal(copy.to(own), own)):
+            raise ValueError(
+                f"{where} has a {name} of its own, other than the target's: a drafter reads and writes the target's "
+                "vocabulary through the target's own matrices"
+            )
+    return {name: value for name, value in tensors.items() if name not in TARGETS_OWN}
 
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -36,25 +36,45 @@ class RMSNorm(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary embedding at absolute positions; parameters (theta, scaling) from `config.rope_parameters`."""
+    """Rotary embedding at absolute positions; parameters (theta, scaling) from `config.rope_parameters`.
+
+    The frequencies stay in float32 whatever the model's dtype becomes: rounded to bfloat16, angles at position
+    1,000 would be off by up to two radians.
+    """
 
     def __init__(self, config: Qwen3Config):
         super().__init__()
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+        self.config = config
+        inverse, self.scaling = _frequencies(config)
+        self.register_buffer("inverse_frequencies", inverse.to(torch.get_default_device()), persistent=False)
 
-        rope = config.rope_parameters
-        if rope.get("rope_type", "default") == "default":
-            dim = config.head_dim
-            inverse, self.scaling = 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim), 1.0
-        else:
-            inverse, self.scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
-        self.register_buffer("inverse_frequencies", inverse, persistent=False)
+    def reset(self) -> None:
+        """Compute the frequencies anew: no file has them, so they are void behind `to_empty`."""
+        self.inverse_frequencies = _frequencies(self.config)[0].to(self.inverse_frequencies.device)
+
+    def _apply(self, function, recurse: bool = True):
+        exact = self.inverse_frequencies
+        super()._apply(function, recurse)
+        if self.inverse_frequencies.dtype != exact.dtype:
+            self.inverse_frequencies = exact.to(self.inverse_frequencies.device)
+        return self
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin `[..., head_dim]` in float32 for integer `positions [...]`."""
         angles = positions[..., None].float() * self.inverse_frequencies.float()
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos() * self.scaling, angles.sin() * self.scaling
+
+
+def _frequencies(config: Qwen3Config) -> tuple[Tensor, float]:
+    """Inverse frequencies `[head_dim / 2]`, on the CPU, and the factor on cos and sin."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope, size = config.rope_parameters, config.head_dim
+    with torch.device("cpu"):  # also where a model is made without data, on the meta device
+        if rope.get("rope_type", "default") != "default":
+            return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
+        return 1.0 / rope["rope_theta"] ** (torch.arange(0, size, 2).float() / size), 1.0
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -147,6 +167,11 @@ class DFlashDraftModel(PreTrainedModel):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config)
         self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Rotary):  # `from_pretrained` makes modules empty and fills them from the file
+            module.reset()
 
     @property
     def depth(self) -> int:
@@ -251,7 +276,7 @@ def block_embeddings(target: Target, drafter: DFlashDraftModel, anchors: Tensor)
 
 
 def embed_for(target: Target, drafter: DFlashDraftModel, ids: Tensor) -> Tensor:
-    """Embeddings `[..., H]` of `ids [...]` as the drafter takes them: the target's own, scaled where the target does so.
+    """Embeddings `[..., H]` of `ids [...]` as the drafter takes them: the target's own, scaled where the target scales.
 
     A drafter that states `input_embedding_scale` gets the bare rows of the table times that instead.
     """

@@ -108,18 +108,29 @@ def read_config(raw: dict, where: str) -> Qwen3Config:
         raise ValueError(f"{where}: is_causal and dflash_config.causal contradict each other")
     skip = {"rope_theta", "rope_scaling", "rope_parameters", "auto_map", "transformers_version"}
     skip |= {"dflash_config", "is_causal", "dtype", "torch_dtype", FINGERPRINT, DELTA_OF, *found}
-    try:
-        config = Qwen3Config(
-            **{k: v for k, v in raw.items() if k not in skip},
-            rope_parameters=_rope(raw, where),
-            block_size=found.pop("block_size"),
-            num_target_layers=found.pop("num_target_layers"),
-            dflash_config={k: v for k, v in found.items() if v is not None},
-            **({"is_causal": bool(causal.pop())} if causal else {}),
+    kinds, layers = raw.get("layer_types"), raw.get("num_hidden_layers")
+    if kinds is not None and len(kinds) != layers:
+        raise ValueError(f"{where}: layer_types lists {len(kinds)} layers, num_hidden_layers is {layers}")
+    if unknown := set(kinds or ()) - {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"{where}: layers of kind {', '.join(sorted(unknown))}: only full_attention and sliding_attention are "
+            "served"
         )
-    except ValueError as error:  # transformers' own checks: a list of another length than the layers, say
-        raise ValueError(f"{where}: {' '.join(str(error).split())}") from error
-    _check_layers(config, where)
+    config = Qwen3Config(
+        **{k: v for k, v in raw.items() if k not in skip},
+        rope_parameters=_rope(raw, where),
+        block_size=found.pop("block_size"),
+        num_target_layers=found.pop("num_target_layers"),
+        dflash_config={k: v for k, v in found.items() if v is not None},
+        **({"is_causal": bool(causal.pop())} if causal else {}),
+    )
+    window = raw.get("sliding_window")
+    in_force = config.use_sliding_window and isinstance(window, int) and window >= 1
+    if "sliding_attention" in config.layer_types and not in_force:
+        raise ValueError(
+            f"{where}: layers slide, but no window is in force: use_sliding_window must be true and sliding_window an "
+            f"integer >= 1, got {config.use_sliding_window} and {window}"
+        )
     return config
 
 
@@ -158,17 +169,3 @@ def _rope(raw: dict, where: str) -> dict:
     if "type" in scaling:
         scaling["rope_type"] = scaling.pop("type")
     return {"rope_type": "default", **scaling, **rope, "rope_theta": theta}
-
-
-def _check_layers(config: Qwen3Config, where: str) -> None:
-    kinds = set(config.layer_types) - {"full_attention", "sliding_attention"}
-    if kinds:
-        raise ValueError(
-            f"{where}: layers of kind {', '.join(sorted(kinds))}: only full_attention and sliding_attention are served"
-        )
-    window = config.sliding_window
-    if "sliding_attention" in config.layer_types and not (isinstance(window, int) and window >= 1):
-        raise ValueError(
-            f"{where}: layers slide, but no window is in force: use_sliding_window must be true and sliding_window an "
-            f"integer >= 1, got {config.use_sliding_window} and {window}"
-        )

@@ -62,7 +62,7 @@ def drafter_config(target: Target, layers: int, block_size: int, taps: tuple[int
         eos_token_id=source.eos_token_id,
         block_size=block_size,
         num_target_layers=target.layers,
-        dflash_config={"mask_token_id": mask_id, "target_layer_ids": list(taps)},
+        dflash_config={"mask_token_id": mask_id, "target_layer_ids": list(taps), **_tables(target)},
     )
 
 
@@ -74,6 +74,17 @@ def _rotary(target_rope: dict) -> dict:
     if "full_attention" in target_rope:
         return {"rope_type": "default", "rope_theta": target_rope["full_attention"]["rope_theta"]}
     return dict(target_rope)
+
+
+def _tables(target: Target) -> dict:
+    """What another reader must be told of the target's embedding and head, where they are not plain matrices.
+
+    The `dflash` package reads the bare tables of both, and no cap but the drafter's own.
+    """
+    told = {} if target.softcap is None else {"final_logit_softcapping": target.softcap}
+    if type(target.embed) is not torch.nn.Embedding:  # a scaled one, such as Gemma's
+        told["input_embedding_scale"] = float(target.embed.scalar_embed_scale)
+    return told
 
 
 @torch.no_grad()
