@@ -79,6 +79,21 @@ def cell(options: argparse.Namespace) -> int:
     return _said(run_cells(company, timeout=options.timeout or CELL_TIMEOUT_S), options)
 
 
+def decode(options: argparse.Namespace) -> int:
+    """Decode one cell and those beside it in all the processes that `accelerate launch` started, prompts dealt out."""
+    from tevlib.suite.plan import company_of
+    from tevlib.suite.processes import decode_together, launched
+
+    try:
+        done = decode_together(company_of(_cells(options), options.hash))
+    finally:
+        state = launched()
+        state.destroy_process_group()
+    if state.is_main_process:
+        print(f"{len(done)} cells decoded by {state.num_processes} processes")
+    return 0
+
+
 def plan(options: argparse.Namespace) -> int:
     """List the cells of a profile with their state, the notebook runs they make, and about how long those take."""
     from tevlib.suite.plan import describe, make_plan
@@ -181,6 +196,7 @@ COMMANDS = {
     "plan": (plan, "list the cells of a profile with their state, and about how long they take"),
     "doctor": (doctor, "check whether a profile can be run here, and what is missing"),
     "cell": (cell, "run one cell and those decoded beside it: what a cluster's jobs call"),
+    "decode": (decode, "decode one cell with several processes, each its share of the prompts"),
     "table": (table, "write and print a table from the records that there are"),
     "report": (report, "write the figures and one HTML page from the records that there are"),
     "collect": (collect, "write all results of a profile to data/collected, as Parquet and CSV"),
@@ -262,18 +278,19 @@ def _parser() -> argparse.ArgumentParser:
         made[name] = names.add_parser(name, help=text, description=function.__doc__)
         made[name].set_defaults(command=function)
     made["fetch"].add_argument("names", nargs="*", help="wheels to bring (default: all)")
-    for name in ("run", "plan", "doctor", "cell", "table", "report", "collect"):
+    for name in ("run", "plan", "doctor", "cell", "decode", "table", "report", "collect"):
         made[name].add_argument(
             "--profile", default="laptop", help="smoke, laptop (the default), paper, or a YAML file"
         )
-    for name in ("run", "plan", "doctor", "cell"):
+    for name in ("run", "plan", "doctor", "cell", "decode"):
         tables = made[name].add_argument("--tables", nargs="+", help="1,4 or 1 4 (default: all that the profile has)")
         tables.type = lambda text: [_one_of("table", TABLES)(number) for number in text.split(",")]
     made["table"].add_argument("number", type=_one_of("table", TABLES), help="1 to 5")
     made["run"].add_argument("--dry-run", action="store_true", help="as plan: list the cells, run nothing")
     made["run"].add_argument("--devices", help="0,1: a runner on each of these GPUs at once; cpu: none (default: one "
                              "runner, or one for each GPU of $CUDA_VISIBLE_DEVICES)")  # fmt: skip
-    made["cell"].add_argument("hash", help="hash of a cell, as plan lists it")
+    for name in ("cell", "decode"):
+        made[name].add_argument("hash", help="hash of a cell, as plan lists it")
     after_failure = made["run"].add_mutually_exclusive_group()
     after_failure.add_argument("--keep-going", action="store_true", help="go on after a cell that fails (the default)")
     after_failure.add_argument("--fail-fast", action="store_true", help="stop at the first cell that fails")

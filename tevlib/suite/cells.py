@@ -105,7 +105,8 @@ class Cell(Work):
 
     NOTEBOOK: ClassVar[str] = "21_decode_cell"
     CODE: ClassVar[tuple[str, ...]] = (
-        "suite/decode_cell.py", "suite/decode_rows.py", "suite/metrics.py", "suite/oracle.py",
+        "suite/decode_cell.py", "suite/decode_rows.py", "suite/metrics.py", "suite/models.py", "suite/oracle.py",
+        "suite/processes.py",
     )  # fmt: skip
     BESIDE: ClassVar[tuple[str, ...]] = ("table", "role", "drafter", "builder", "verifier", "budget")
 
@@ -175,7 +176,7 @@ class VerifierCell(Work):
     to_be_trained: InitVar[bool] = False
 
     NOTEBOOK: ClassVar[str] = "22_verifier_cell"
-    CODE: ClassVar[tuple[str, ...]] = ("suite/decode_cell.py", "suite/verifier_cell.py")
+    CODE: ClassVar[tuple[str, ...]] = ("suite/decode_cell.py", "suite/models.py", "suite/verifier_cell.py")
     BESIDE: ClassVar[tuple[str, ...]] = ("table", "budget", "temperature", "shape")
 
     def __post_init__(self, to_be_trained: bool):

@@ -6,19 +6,20 @@ ids; from answer to answer plain decoding is now first and now last, and the cel
 warms up or is shared favours none. All draw from the seed of (cell seed, repeat, prompt, turn), which is the same for
 every drafter and verifier. In a conversation the history is the text of the *autoregressive* answer, decoded without
 special tokens: all cells then see the same prompts (the references use the last method's answer, which differs between
-rows). What a cell decodes does not depend on the company it has. A short answer per method is decoded first and thrown
-away.
+rows). A short answer per method is decoded first and thrown away. What a cell decodes does not depend on the company
+it has, nor, but for budgets that follow the machine's times, on the number of processes that share its prompts
+(`tevlib.suite.processes`): a prompt's turns stay in one process, and its place decides seeds and order.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TextIO
 
 import torch
@@ -31,20 +32,21 @@ from tevlib.decoding.generation import Generation
 from tevlib.decoding.load import load_target
 from tevlib.decoding.prompt_lookup import prompt_lookup
 from tevlib.decoding.target import Target
-from tevlib.sources.assets import OFFLINE_TARGET, gguf_path
 from tevlib.sources.prompts import SUITES, Prompt, chat_ids, load_prompts
-from tevlib.suite.cells import NO_DRAFTER, PROMPT_LOOKUP, Cell, VerifierCell, is_hub_id
-from tevlib.suite.code_hash import drafter_digest
+from tevlib.suite.cells import NO_DRAFTER, PROMPT_LOOKUP, Cell, VerifierCell
 from tevlib.suite.decode_rows import response_row, round_rows
 from tevlib.suite.memory import available_bytes, check_memory
 from tevlib.suite.metrics import summarise
+from tevlib.suite.models import device, drafter_facts, drafter_folder, local_weights, target_facts, target_name
 from tevlib.suite.oracle import oracle_coverages
 from tevlib.suite.paths import from_repository, home
+from tevlib.suite.processes import gathered, launched, share
 from tevlib.suite.provenance import provenance
-from tevlib.suite.records import record_path, write_failure, write_record
+from tevlib.suite.records import failed_path, record_path, write_failure, write_record
 
 WARM_UP_TOKENS = 16
 CHOICE_SEED = 0  # which prompts of a suite: the same for every cell
+Place = tuple[int, int, int]  # of an answer: repeat, prompt, turn
 
 
 class CellFailed(RuntimeError):
@@ -59,19 +61,27 @@ class _Running:
     hash12: str
     drafter: DFlashDraftModel | None
     file: TextIO
-    responses: list[dict] = field(default_factory=list)
-    rounds: list[dict] = field(default_factory=list)
+    answers: list[tuple[Place, dict, list[dict]]] = field(default_factory=list)  # of this process; then of all
 
-    def add(self, row: dict, ar: Generation | dict, spec: tuple[Generation, dict[int, float]] | dict) -> bool:
+    def add(
+        self, place: Place, row: dict, ar: Generation | dict, spec: tuple[Generation, dict[int, float]] | dict
+    ) -> bool:
         """Whether the answer succeeded; its rows are kept either way. `row` says which answer it is."""
         fault = next((found for found in (ar, spec) if isinstance(found, dict)), None)
-        if fault is None:
-            self.rounds += [of_round | {"response": len(self.responses)} for of_round in round_rows(*spec)]
         row |= response_row(ar, *spec) if fault is None else fault
-        self.responses.append(row)
+        self.answers.append((place, row, round_rows(*spec) if fault is None else []))
         self.file.write(json.dumps(row) + "\n")
         self.file.flush()
         return fault is None
+
+    @property
+    def responses(self) -> list[dict]:
+        return [row for _, row, _ in self.answers]
+
+    @property
+    def rounds(self) -> list[dict]:
+        """The rounds of all answers, each with its answer's number."""
+        return [row | {"response": number} for number, (_, _, rows) in enumerate(self.answers) for row in rows]
 
 
 def run_decode_cell(cell: Cell) -> dict:
@@ -82,18 +92,20 @@ def run_decode_cell(cell: Cell) -> dict:
 def run_decode_cells(cells: Sequence[Cell]) -> list[dict]:
     """The finished records of cells of one `company()`, each as written to its `record_path`.
 
-    Every answer is appended to `runs/<profile>/<hash12>.responses.jsonl` as soon as it is there. An exception in a
-    cell's answer marks the prompt failed for this cell and it goes on with the next (one in plain decoding, for all);
-    at the end `<hash12>.failed.json` is written instead of a record, with metrics over the answers that succeeded, and
-    `CellFailed` raised when all cells have their file. `wall_s` is that of all cells together.
+    Every answer is appended to `runs/<profile>/<hash12>.responses.jsonl` as soon as it is there. Of n processes
+    (`tevlib.suite.processes`) each decodes every n-th prompt, the later ones into `<hash12>.responses.<place>.jsonl`;
+    the first writes the records, all return them. An exception in a cell's answer marks the prompt failed for this cell
+    and it goes on with the next (one in plain decoding, for all); at the end `<hash12>.failed.json` is written instead
+    of a record, with metrics over the answers that succeeded, and `CellFailed` raised when all cells have their file.
+    `wall_s` is that of all cells together.
     """
-    started, clock = datetime.now(UTC), time.perf_counter()
+    started, clock, state = datetime.now(UTC), time.perf_counter(), launched()
     first = cells[0]
     if any(cell.company() != first.company() for cell in cells):
         raise ValueError(f"cells side by side may differ in {', '.join(Cell.BESIDE)} only")
     hashes = [cell.hash12() for cell in cells]
     prompts = prompts_of(first)
-    if (weights := _local_weights(first.target)) is not None and not torch.cuda.is_available():
+    if (weights := local_weights(first.target)) is not None and not torch.cuda.is_available():
         check_memory(weights, available_bytes())
     target = load_target(target_name(first.target), dtype=first.dtype)
     drafters = {
@@ -106,11 +118,14 @@ def run_decode_cells(cells: Sequence[Cell]) -> list[dict]:
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as files:
         running = []
+        ending = f".{state.process_index}" if state.process_index else ""
         for cell, hash12 in zip(cells, hashes, strict=True):
-            file = files.enter_context((folder / f"{hash12}.responses.jsonl").open("w", encoding="utf-8"))
+            file = files.enter_context((folder / f"{hash12}.responses{ending}.jsonl").open("w", encoding="utf-8"))
             running.append(_Running(cell, hash12, drafters[cell.drafter], file))
         _warm_up(running, target, prompts[0])
-        _decode_all(running, target, prompts)
+        _decode_all(running, target, prompts, share(prompts, state))
+    for one in running:
+        one.answers = gathered(one.answers)
     bodies = [
         {
             "hash": one.hash12,
@@ -123,11 +138,16 @@ def run_decode_cells(cells: Sequence[Cell]) -> list[dict]:
             "provenance": provenance(),
             "started_at": started.isoformat(timespec="seconds"),
             "wall_s": time.perf_counter() - clock,
+            "processes": state.num_processes,
             "responses": one.responses,
         }
         for one in running
     ]
-    if errors := [error for one, body in zip(running, bodies, strict=True) if (error := _write(one, body))]:
+    if state.is_main_process:
+        for one, body in zip(running, bodies, strict=True):
+            _write(one, body)
+    state.wait_for_everyone()
+    if errors := [error for one in running if (error := _fault(one))]:
         raise CellFailed("; ".join(errors))
     return [{"status": "finished", **body} for body in bodies]
 
@@ -138,55 +158,42 @@ def answer_seed(seed: int, repeat: int, prompt: int, turn: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def drafter_folder(name: str) -> Path:
-    """Folder of a drafter: a local one, or a hub repository's configuration and weights in the hub's own cache."""
-    if not is_hub_id(name):
-        return from_repository(name)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-
-
-def device(target: Target) -> dict:
-    """What the target ran on: tables do not mix records whose `name` and `threads` differ."""
-    if target.device.type == "cuda":
-        found = torch.cuda.get_device_properties(target.device)
-        return {
-            "name": found.name, "threads": None, "count": torch.cuda.device_count(), "memory": found.total_memory,
-            "capability": f"{found.major}.{found.minor}", "cuda": torch.version.cuda,
-            "tf32": torch.backends.cuda.matmul.allow_tf32,
-        }  # fmt: skip
-    return {"name": provenance()["cpu"], "threads": torch.get_num_threads()}
-
-
-def _write(one: _Running, body: dict) -> str | None:
-    """Write the record of a cell, or its failure; what failed, and where that is written, or None."""
+def _write(one: _Running, body: dict) -> None:
+    """Write the record of a cell, or its failure."""
     path = record_path(one.cell, one.hash12)
+    if error := _fault(one):
+        write_failure(path, body | {"error": error})
+    else:
+        write_record(path, body, one.rounds)
+
+
+def _fault(one: _Running) -> str | None:
+    """What failed in a cell and where that is written, or None."""
     failures = [row for row in one.responses if row["status"] == "failed"]
     if not failures:
-        write_record(path, body, one.rounds)
         return None
-    first = failures[0]
+    first, path = failures[0], failed_path(record_path(one.cell, one.hash12))
     error = f"{len(failures)} of {len(one.responses)} answers failed, first {first['id']}: {first['error']}"
-    return f"{error}; see {write_failure(path, body | {'error': error})}"
+    return f"{error}; see {path}"
 
 
-def _decode_all(running: list[_Running], target: Target, prompts: list[Prompt]) -> None:
-    """Fill in the response rows and round rows of every cell."""
+def _decode_all(running: list[_Running], target: Target, prompts: list[Prompt], mine: list[tuple[int, Prompt]]) -> None:
+    """Fill in every cell's rows for the prompts `mine`, which have their places in `prompts` with them."""
     repeats = running[0].cell.repeats
     title = str(running[0].cell) + (f" and {len(running) - 1} beside" if len(running) > 1 else "")
-    total = sum(len(prompt.turns) for prompt in prompts) * repeats
+    *starts, turns = itertools.accumulate((len(prompt.turns) for prompt in prompts), initial=0)
+    total = sum(len(prompt.turns) for _, prompt in mine) * repeats
     with tqdm(total=total, desc=title, unit="answer", mininterval=1) as bar:
         for repeat in range(repeats):
-            for index, prompt in enumerate(prompts):
+            for index, prompt in mine:
                 messages, live = [], running  # a cell that failed has no history for the prompt's later turns
                 for turn, text in enumerate(prompt.turns):
                     messages.append({"role": "user", "content": text})
-                    place, nth = (repeat, index, turn), bar.n
+                    place, nth = (repeat, index, turn), repeat * turns + starts[index] + turn
                     ar, specs = _side_by_side(live, target, messages, place, nth)
                     row = {"id": prompt.id, "turn": turn, "repeat": repeat}
                     row["first"] = "speculative" if nth % 2 else "autoregressive"
-                    live = [one for one, spec in zip(live, specs, strict=True) if one.add(dict(row), ar, spec)]
+                    live = [one for one, spec in zip(live, specs, strict=True) if one.add(place, dict(row), ar, spec)]
                     bar.update()
                     if not live:
                         bar.update(len(prompt.turns) - turn - 1)
@@ -196,7 +203,7 @@ def _decode_all(running: list[_Running], target: Target, prompts: list[Prompt]) 
 
 
 def _side_by_side(
-    running: list[_Running], target: Target, messages: list[dict], place: tuple[int, int, int], nth: int
+    running: list[_Running], target: Target, messages: list[dict], place: Place, nth: int
 ) -> tuple[Generation | dict, list[tuple[Generation, dict[int, float]] | dict]]:
     """Plain decoding of one conversation, and every cell's; a fault, as it goes into a response row, where one failed.
 
@@ -258,38 +265,3 @@ def _warm_up(running: list[_Running], target: Target, prompt: Prompt) -> None:
     tokens = min(WARM_UP_TOKENS, running[0].cell.max_new_tokens)
     short = [replace(one, cell=replace(one.cell, max_new_tokens=tokens, oracle_rounds=0)) for one in running]
     _side_by_side(short, target, [{"role": "user", "content": prompt.turns[0]}], (0, 0, 0), nth=0)
-
-
-def target_name(name: str) -> str:
-    return str(from_repository(name)) if from_repository(name).exists() else name
-
-
-def _local_weights(name: str) -> Path | None:
-    """The target's weights where they are on this machine; None for a hub id."""
-    if name == OFFLINE_TARGET:
-        return gguf_path()
-    path = from_repository(name)
-    return path if path.exists() else None
-
-
-def drafter_facts(name: str, drafter: DFlashDraftModel | None) -> dict:
-    """What a record says of the drafter; nothing where there is none."""
-    if drafter is None:
-        return {}
-    return {
-        "block_size": drafter.block_size,
-        "sha256": drafter_digest(drafter_folder(name)),
-        "dtype": str(drafter.dtype),
-    }
-
-
-def target_facts(target: Target) -> dict:
-    template = target.tokenizer.chat_template or ""
-    return {
-        "revision": target.info.revision,
-        "parameters": target.info.parameters,
-        "dtype": target.info.dtype,
-        "attention": target.model.config._attn_implementation,
-        "fingerprint": target.fingerprint(),
-        "chat_template_sha256": hashlib.sha256(str(template).encode()).hexdigest()[:12],
-    }

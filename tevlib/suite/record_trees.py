@@ -18,7 +18,7 @@ from tevlib.decoding.load import load_target
 from tevlib.decoding.target import Target
 from tevlib.sources.prompts import SUITES, chat_ids, load_prompts
 from tevlib.sources.text import TextStream, token_label
-from tevlib.suite.decode_cell import drafter_folder
+from tevlib.suite.models import drafter_folder
 from tevlib.suite.tree_columns import tree_columns
 from tevlib.trees.builders import BUILDERS, oracle_tree
 

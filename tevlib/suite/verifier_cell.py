@@ -27,7 +27,8 @@ from tevlib.decoding.target import Target
 from tevlib.sources.prompts import chat_ids
 from tevlib.suite.cells import VerifierCell
 from tevlib.suite.code_hash import drafter_digest
-from tevlib.suite.decode_cell import answer_seed, device, drafter_folder, prompts_of, target_facts, target_name
+from tevlib.suite.decode_cell import answer_seed, prompts_of
+from tevlib.suite.models import device, drafter_folder, target_facts, target_name
 from tevlib.suite.provenance import provenance
 from tevlib.suite.records import record_path, write_record
 from tevlib.training.evaluate import middles
