@@ -10,11 +10,14 @@ import torch
 from tevlib.decoding.cache import LayerKeys
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+RECURRENT = "a recurrent state holds one path, not a tree, and cannot be rolled back"
+OFFLOADED = ("cpu", "disk")  # places of a device map that hold weights; what computes is the first other one
 WHY_NOT = {
-    "linear_attention": "a recurrent state holds one path, not a tree, and cannot be rolled back",
-    "conv": "a convolution's state holds one path, not a tree, and cannot be rolled back",
+    "linear_attention": RECURRENT,
+    "conv": RECURRENT,
     "chunked_attention": "what a token sees there ends at multiples of a chunk, which is not served",
 }
+STATES = {"mamba_d_state", "mamba_d_conv", "ssm_state_size", "state_size", "lru_width", "conv_L_cache"}  # sizes of them
 
 
 def layer_kinds(config) -> list[str]:
@@ -39,17 +42,21 @@ def layer_keys(config, devices: list[torch.device]) -> list[LayerKeys | None]:
     return [*kept[: len(kept) - shared], *[None] * shared]
 
 
+def device_map_of(model) -> dict[str, int | str | torch.device]:
+    """Which module of a dispatched `model` is where; empty where all of it is on one device."""
+    return vars(model).get("hf_device_map") or {}
+
+
 def layer_devices(model) -> list[torch.device]:
     """The device on which every layer of `model` computes, which under a device map is not one for all.
 
     Layers that are offloaded to memory or disk compute on the first device that the map names, else on the CPU.
     """
-    layers = model.get_decoder().layers
-    if getattr(model, "hf_device_map", None) is None:
+    layers, places = model.get_decoder().layers, device_map_of(model)
+    if not places:
         return [model.get_output_embeddings().weight.device] * len(layers)
     names = {module: name for name, module in model.named_modules()}
-    places, slow = model.hf_device_map, ("cpu", "disk")
-    computing = next((place for place in places.values() if place not in slow), "cpu")
+    computing = next((place for place in places.values() if place not in OFFLOADED), "cpu")
     devices = []
     for layer in layers:
         name = names[layer]
@@ -57,40 +64,44 @@ def layer_devices(model) -> list[torch.device]:
         place = next((places[part] for part in parts if part in places), None)
         if place is None:
             raise ValueError(f"the device map splits the layer {name}: give each layer one device")
-        devices.append(torch.device(computing if place in slow else place))
+        devices.append(torch.device(computing if place in OFFLOADED else place))
     return devices
 
 
-def refuse_inexact(config, model=None) -> None:
+def refuse_inexact(config, model_class=None, generation=None) -> None:
     """Raises `ValueError` for a target whose tree pass would not be exact, by its name and with the reason.
 
-    `config` is the text configuration; with the loaded `model`, what its class and its generation settings say counts
-    too.
+    `config` is the text configuration; the class of its model and its generation settings say more, where known.
     """
     values = config.to_dict()
-    name = values.get("model_type")
 
     def refuse(reason: str):
-        raise ValueError(f"{name} is not served: {reason}")
+        raise ValueError(f"{values.get('model_type')} is not served: {reason}")
 
     if values.get("is_encoder_decoder"):
         refuse("it is an encoder and a decoder; targets are decoders alone")
-    if model is not None and model._is_stateful:
-        refuse(WHY_NOT["linear_attention"])
+    if states := sorted(STATES & values.keys()):
+        refuse(f"it has layers with a state ({', '.join(states)}): {RECURRENT}")
+    for kind in sorted(set(layer_kinds(config)) - {FULL, SLIDING}):
+        why = WHY_NOT.get(kind, "only full and sliding attention are exact on a tree")
+        refuse(f"it has layers of kind {kind}: {why}")
+    if model_class is not None and model_class._is_stateful:
+        refuse(RECURRENT)
     if values.get("alibi"):
         refuse("its attention is biased by distance (ALiBi); targets have rotary positions")
-    if "num_key_value_heads" not in {**values, **dict.fromkeys(config.per_layer_attributes or ())}:
+    if "num_key_value_heads" not in {*values, *(config.per_layer_attributes or ())}:
         refuse(
             "its configuration states no num_key_value_heads; targets with rotary, grouped-query attention (Llama, "
             "Qwen, Gemma) are"
         )
-    for kind in sorted(set(layer_kinds(config)) - {FULL, SLIDING}):
-        why = WHY_NOT.get(kind, "only full and sliding attention are exact on a tree")
-        refuse(f"it has layers of kind {kind}: {why}")
+    if values.get("kv_lora_rank"):
+        refuse("it keeps latent keys (kv_lora_rank), of other shapes than its heads say")
+    if values.get("altup_num_inputs"):
+        refuse("its layers carry several streams (altup_num_inputs), a drafter reads one")
     if values.get("attn_logit_softcapping") is not None:
         refuse("it soft-caps attention scores (attn_logit_softcapping), which fused attention does not do")
     if values.get("use_bidirectional_attention") in (True, "all"):
         refuse("its tokens see later ones (use_bidirectional_attention); targets are causal")
-    cache = (values.get("quantization_config") or {}).get("kv_cache_scheme")
-    if cache is not None or (model is not None and model.generation_config.cache_implementation == "quantized"):
-        refuse("its keys and values are quantised; a tree is scored with those that the model computes")
+    in_file = (values.get("quantization_config") or {}).get("kv_cache_scheme")
+    if in_file is not None or (generation is not None and generation.cache_implementation == "quantized"):
+        refuse("its keys and values are quantised, so that what a tree sees would not be what the model computes")

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tevlib.decoding.attention import NAME
+from tevlib.decoding.layers import device_map_of, refuse_inexact
 from tevlib.decoding.prepacked import can_pack, measured_paths, pack_linears
-from tevlib.decoding.target import Target, TargetInfo, refuse_inexact
+from tevlib.decoding.target import Target, TargetInfo
 from tevlib.sources.assets import OFFLINE_TARGET, cache_dir, gguf_path
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -24,16 +26,25 @@ def load_target(
     dtype: str = "bfloat16",
     device: str | None = None,
     revision: str | None = None,
+    device_map: str | dict | None = None,
 ) -> Target:
     """The frozen `Target` for a hub id, a folder, a `.gguf` file or `"SmolLM2-135M-Instruct"` (the offline default).
 
-    `dtype` is one of float32, bfloat16, float16; `device` defaults to the GPU if there is one. GGUF files are
-    dequantised once and kept in the cache. Raises `ValueError` for what is neither a file, a folder nor a hub id that
-    can be reached, and for architectures that cannot be served exactly.
+    `dtype` is one of float32, bfloat16, float16; `device` defaults to the GPU if there is one. For a target that does
+    not fit one device, `device_map` takes what Accelerate takes: "auto", or a dict from modules to devices, "cpu" and
+    "disk" included; keys and values then stay with their layers, and a drafter belongs beside the head
+    (`Target.device`). GGUF files are dequantised once and kept in the cache. Raises `ValueError` for what is neither a
+    file, a folder nor a hub id that can be reached, for architectures that cannot be served exactly, and for a map
+    that offloads the embedding or the head.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    if device_map is not None and device is not None:
+        raise ValueError(f"give device {device!r} or a device_map, not both")
     device = _device(device)
+    if isinstance(device_map, dict):
+        for place in sorted({str(place) for place in device_map.values()} - {"disk"}):
+            _device(f"cuda:{place}" if place.isdigit() else place)
     name = str(name_or_path)
     if name == OFFLINE_TARGET:
         folder, revision = converted_gguf(gguf_path())
@@ -54,16 +65,27 @@ def load_target(
             f"{name!r} is neither a folder, a .gguf file, nor a hub id that can be reached from here "
             f"(offline, {OFFLINE_TARGET} is always there): {str(error).splitlines()[0]}"
         ) from error
-    refuse_inexact(config.get_text_config())
     where = {} if isinstance(folder, Path) else {"revision": revision}
-    attention = NAME if torch.device(device).type == "cpu" else "sdpa"
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    refuse_inexact(config.get_text_config(), model_class)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape, and every round has another
     model, loading = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=DTYPES[dtype], attn_implementation=attention, output_loading_info=True, **where
+        folder,
+        dtype=DTYPES[dtype],
+        attn_implementation=NAME if torch.device(device).type == "cpu" else "sdpa",
+        output_loading_info=True,
+        device_map=device_map,
+        **where,
     )
     if loading["missing_keys"]:  # transformers would go on with random ones
         raise ValueError(f"{name} lacks the tensors {', '.join(sorted(loading['missing_keys']))}")
-    model = model.to(device).eval().requires_grad_(False)
+    model = model.eval().requires_grad_(False)
+    if device_map is None:
+        model = model.to(device)
+    else:
+        refuse_offloaded(model)
+        places = device_map_of(model).values() or [model.device]
+        device = ", ".join(dict.fromkeys(str(place) for place in places))
     tokenizer = AutoTokenizer.from_pretrained(folder, **where)
     info = TargetInfo(
         source=name,
@@ -86,6 +108,8 @@ def choose_products(model: torch.nn.Module) -> str:
     """
     weights = [m.weight for m in model.get_decoder().modules() if isinstance(m, torch.nn.Linear)]
     largest = max(weights, key=torch.Tensor.numel)
+    if any(weight.device.type == "meta" for weight in weights):  # offloaded: they come and go
+        return "plain"
     if largest.device.type != "cpu" or largest.dtype != torch.bfloat16:
         return "plain"
     packable = can_pack(model)
@@ -96,6 +120,20 @@ def choose_products(model: torch.nn.Module) -> str:
     slower = {name: seconds[fastest] / value for name, value in seconds.items() if name != fastest}
     words = f"{fastest} ({', '.join(f'{ratio:.2f} of the time of {name}' for name, ratio in slower.items())})"
     return words + ("; dtype='float32' is faster here" if slower["float32"] > 1 else "")
+
+
+def refuse_offloaded(model: torch.nn.Module) -> None:
+    """Raises `ValueError` for a dispatched model whose embedding, last norm or head is not in a device's memory.
+
+    Drafters read all three, and outside of the model's own pass.
+    """
+    parts = {"embedding": model.get_input_embeddings(), "last norm": model.get_decoder().norm}
+    for part, module in (parts | {"head": model.get_output_embeddings()}).items():
+        if module.weight.device.type == "meta":
+            raise ValueError(
+                f"the device map offloads the {part}, which drafters read: give it a device "
+                f"(the map was {device_map_of(model)})"
+            )
 
 
 def _device(name: str | None) -> str:
@@ -111,10 +149,17 @@ def _device(name: str | None) -> str:
 
 @torch.inference_mode()
 def check_logits(target: Target) -> None:
-    """Raises `ValueError` where the model's own forward pass gives other logits than `Target`: a scaled head, say."""
+    """Raises `ValueError` where the model's own forward pass gives other logits than `Target`: a scaled head, say.
+
+    Its own is with transformers' plain attention, which knows of whatever a family adds to the scores.
+    """
     ids = torch.arange(min(4, target.vocab_size), device=target.device)
     ours, _ = target.prefill(target.new_cache(len(ids)), ids)
-    theirs = target.model(input_ids=ids[None], use_cache=False).logits[0, -1].float()
+    model = target.model
+    attention = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    theirs = model(input_ids=ids[None], use_cache=False).logits[0, -1].float().to(ours.device)
+    model.set_attn_implementation(attention)
     difference, size = float((ours - theirs).abs().max()), float(theirs.abs().max())
     if difference > 0.25 * size:
         raise ValueError(

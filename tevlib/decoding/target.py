@@ -52,7 +52,7 @@ class Target:
     def __init__(self, model, tokenizer, info: TargetInfo):
         self.model, self.tokenizer, self.info = model.eval().requires_grad_(False), tokenizer, info
         self.config = config = model.config.get_text_config()
-        refuse_inexact(config, model)
+        refuse_inexact(config, type(model), model.generation_config)
         self.hidden_size = config.hidden_size
         self.layers = config.num_hidden_layers
         self.embed = model.get_input_embeddings()
