@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    Gemma4UnifiedConfig,
     LlamaConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -34,6 +35,7 @@ LLAMA3 = dict(
 SLIDES = dict(
     sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"] * 2, final_logit_softcapping=5.0
 )
+GEMMA4 = SLIDES | dict(eos_token_id=[1, 106], global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True)
 CONFIGS = {
     "llama": lambda **kw: LlamaConfig(**SHAPE | kw),
     "llama3": lambda **kw: LlamaConfig(**SHAPE | dict(rope_parameters=LLAMA3, eos_token_id=[1, 6, 7]) | kw),
@@ -43,14 +45,15 @@ CONFIGS = {
         **SHAPE | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=1) | kw
     ),
     "gemma3": lambda **kw: Gemma3TextConfig(**SHAPE | SLIDES | dict(query_pre_attn_scalar=16) | kw),
-    "gemma4": lambda **kw: Gemma4TextConfig(
-        **SHAPE
-        | SLIDES
-        | dict(
-            eos_token_id=[1, 106], global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
-            num_kv_shared_layers=2, hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB,
-        )
-        | kw
+    "gemma4": lambda **kw: Gemma4TextConfig(  # small ones: layers that share keys, inputs for every layer
+        **SHAPE | GEMMA4 | dict(
+            num_kv_shared_layers=2, hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB
+        ) | kw
+    ),
+    "gemma4_unified": lambda **kw: Gemma4UnifiedConfig(  # the 12B: a text stack inside a model that also takes images
+        text_config=SHAPE | GEMMA4 | kw, tie_word_embeddings=False,
+        vision_config=dict(mm_embed_dim=32, mm_posemb_size=8, patch_size=4, pooling_kernel_size=1, output_proj_dims=32),
+        audio_config=None, image_token_id=1000, video_token_id=1001, audio_token_id=1002,
     ),
 }  # fmt: skip
 PLAIN = ("llama", "qwen3", "qwen3_moe")  # full attention everywhere: what most tests run on
@@ -75,6 +78,7 @@ def make_target(family: str = "llama", seed: int = 0, dtype: torch.dtype = torch
         for name, value in model.named_parameters():
             if "norm" not in name:
                 value.normal_(0, 0.25)
+    config = config.get_text_config()
     model.generation_config.eos_token_id = config.eos_token_id
     info = TargetInfo(f"tiny {family}", f"seed {seed}", str(dtype), sum(p.numel() for p in model.parameters()), "cpu")
     return Target(model.to(dtype), make_tokenizer(config.vocab_size), info)

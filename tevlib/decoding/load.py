@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 import torch
@@ -69,12 +70,14 @@ def load_target(
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     refuse_inexact(config.get_text_config(), model_class)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape, and every round has another
+    offload = None if device_map is None else _scratch_folder()
     model, loading = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=DTYPES[dtype],
         attn_implementation=NAME if torch.device(device).type == "cpu" else "sdpa",
         output_loading_info=True,
         device_map=device_map,
+        offload_folder=offload,
         **where,
     )
     if loading["missing_keys"]:  # transformers would go on with random ones
@@ -83,6 +86,7 @@ def load_target(
     if device_map is None:
         model = model.to(device)
     else:
+        weakref.finalize(model, shutil.rmtree, offload, ignore_errors=True)
         refuse_offloaded(model)
         places = device_map_of(model).values() or [model.device]
         device = ", ".join(dict.fromkeys(str(place) for place in places))
@@ -120,6 +124,13 @@ def choose_products(model: torch.nn.Module) -> str:
     slower = {name: seconds[fastest] / value for name, value in seconds.items() if name != fastest}
     words = f"{fastest} ({', '.join(f'{ratio:.2f} of the time of {name}' for name, ratio in slower.items())})"
     return words + ("; dtype='float32' is faster here" if slower["float32"] > 1 else "")
+
+
+def _scratch_folder() -> str:
+    """A new folder in the cache for weights that a map sends to disk in another form than the file's (experts')."""
+    folder = cache_dir() / "offloaded"
+    folder.mkdir(parents=True, exist_ok=True)
+    return tempfile.mkdtemp(dir=folder)
 
 
 def refuse_offloaded(model: torch.nn.Module) -> None:
