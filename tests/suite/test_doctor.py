@@ -20,6 +20,7 @@ from tevlib.suite.doctor import Check, examine, refused, report, wrong_packages
 from tevlib.suite.hub import Hub
 
 SLIDING = {"model_type": "gemma3_text", "sliding_window": 512, "num_hidden_layers": 12}
+HYBRID = {"model_type": "qwen3_next", "num_hidden_layers": 4}
 FULL = {"model_type": "qwen3", "num_hidden_layers": 4}
 
 
@@ -143,8 +144,10 @@ def test_packages_are_held_against_their_ranges():
 @pytest.mark.parametrize(
     ("name", "configuration", "words"),
     [
-        ("google/gemma-4-12b-it", None, "sliding"),
-        ("somebody/model", SLIDING, "sliding_attention"),
+        ("Qwen/Qwen3.5-4B", None, "recurrent state"),
+        ("somebody/model", HYBRID, "linear_attention"),
+        ("somebody/model", SLIDING, None),
+        ("google/gemma-4-12b-it", None, None),
         ("somebody/model", {"model_type": "no_such_kind"}, "no_such_kind"),
         ("google/gemma-4-12b-it", FULL, None),
         ("Qwen/Qwen3-4B", None, None),

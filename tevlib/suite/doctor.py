@@ -26,7 +26,7 @@ from tevlib.suite.sizes import gigabytes, memory_bytes
 
 OLDEST_PYTHON = (3, 11)
 ROOM = 2e9  # free disk that records, executed notebooks and a conversion may take
-SLIDING = ("gemma",)  # families whose layers are not all full attention, where no configuration is here to say it
+RECURRENT = ("qwen3.5", "qwen3-next", "mamba")  # families with a state, where no configuration is here to say it
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,8 @@ def _target(name: str, hub: Hub) -> Iterator[Check]:
 def refused(name: str, configuration: dict | None) -> str | None:
     """Why a target is refused at load, by its `config.json` where that is here, else by its family's name; or None."""
     if configuration is None:
-        family = next((family for family in SLIDING if family in name.lower()), None)
-        return f"{family} has sliding layers, in which a tree cannot be rolled back exactly" if family else None
+        family = next((family for family in RECURRENT if family in name.lower()), None)
+        return f"{family} has layers with a recurrent state, which cannot be rolled back" if family else None
     from transformers import AutoConfig
 
     from tevlib.decoding.target import refuse_inexact
