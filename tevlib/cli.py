@@ -170,6 +170,28 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
+def export_drafter(options: argparse.Namespace) -> int:
+    """Write a drafter's folder ready for a model hub, with whole weights and a card, and print how to serve it."""
+    from tevlib.suite.export_drafter import export_drafter as write
+    from tevlib.suite.paths import from_repository
+
+    made = write(
+        from_repository(options.folder),
+        options.out,
+        repo_id=options.repo_id,
+        licence=options.licence,
+        base_model=options.base_model,
+    )
+    for name, size in made.files.items():
+        print(f"{made.folder / name}  {size:,} bytes")
+    print(*made.notes, sep="\n", end="\n" if made.notes else "")
+    for server, command in made.commands.items():
+        print(f"\n{server}:\n    {command}")
+    if options.repo_id:
+        print(f"\nupload it first:\n    hf upload {options.repo_id} {made.folder}")
+    return 0
+
+
 def record(options: argparse.Namespace) -> int:
     """Decode a prompt or more of each suite and keep the rounds for the tree explorer."""
     from tevlib.explorer.recording import save_recording
@@ -202,6 +224,7 @@ COMMANDS = {
     "collect": (collect, "write all results of a profile to data/collected, as Parquet and CSV"),
     "notebook": (notebook, "run one notebook with parameters"),
     "export": (export, "write a notebook as one offline HTML file with interactive trees"),
+    "export-drafter": (export_drafter, "write a drafter ready for a model hub, and print how to serve it"),
     "record": (record, "record rounds of real prompts for the tree explorer"),
 }
 
@@ -301,6 +324,13 @@ def _parser() -> argparse.ArgumentParser:
     made["notebook"].add_argument("parameter", nargs="*", help="name=value")
     made["export"].add_argument("name", help="a notebook of notebooks/, or a path")
     made["export"].add_argument("--output", help="where the page goes (default: runs/<name>.html)")
+    made["export-drafter"].add_argument("folder", help="of a drafter, from the repository's root where relative")
+    made["export-drafter"].add_argument("out", help="a new folder")
+    made["export-drafter"].add_argument("--repo-id", help="owner/name that it will have on the hub")
+    made["export-drafter"].add_argument(
+        "--licence", "--license", help="apache-2.0, ... (default: what its card states)"
+    )
+    made["export-drafter"].add_argument("--base-model", help="hub id of its target (default: what its card states)")
     made["record"].add_argument("--drafters", nargs="+", default=["data/drafters/smollm2-135m-base"], metavar="DRAFTER",
                                 help="the first writes the text, the others only draw their trees beside")  # fmt: skip
     made["record"].add_argument("--target", default="SmolLM2-135M-Instruct", help="hub id, folder or GGUF file")

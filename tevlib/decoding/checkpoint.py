@@ -22,7 +22,7 @@ from transformers import Qwen3Config
 from tevlib.decoding.delta import pack, unpack
 from tevlib.decoding.draft_vocabulary import DraftVocabulary
 from tevlib.decoding.drafter import DFlashDraftModel
-from tevlib.decoding.drafter_config import DELTA_OF, FINGERPRINT, read_config
+from tevlib.decoding.drafter_config import DELTA_OF, FINGERPRINT, config_json, read_config
 from tevlib.decoding.prepacked import PackedLinear, can_pack, pack_linears
 from tevlib.decoding.target import Target
 
@@ -63,15 +63,7 @@ def save_drafter(
             save_file({"tokens": drafter.vocabulary.tokens.int().cpu()}, partial / VOCABULARY)
         for file in partial.iterdir():
             file.chmod(0o644)
-        config = drafter.config.to_diff_dict() | {
-            "model_type": "qwen3",
-            "architectures": ["DFlashDraftModel"],
-            "dtype": str(dtype).removeprefix("torch."),
-            "rope_theta": drafter.config.rope_parameters["rope_theta"],
-            "rope_scaling": _legacy_scaling(drafter.config.rope_parameters),
-            "num_target_layers": target.layers,
-            FINGERPRINT: target.fingerprint(),
-        }
+        config = config_json(drafter.config, dtype, target.layers) | {FINGERPRINT: target.fingerprint()}
         if delta_of is not None:
             config[DELTA_OF] = os.path.relpath(delta_of, folder)
         (partial / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -94,23 +86,9 @@ def load_drafter(path: Path | str, target: Target, *, dtype: torch.dtype | None 
     weights differ, a warning says that tau may fall.
     """
     folder = Path(path)
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"no drafter at {folder}: a folder with {CONFIG} and {WEIGHTS} is wanted")
-    raw = _read_json(folder / CONFIG)
-    config = read_config(raw, str(folder))
-    if (folder / MASK_EMBEDDING).is_file():
-        raise ValueError(f"{folder / MASK_EMBEDDING}: a mask embedding of the drafter's own is not served")
+    raw, config = read_description(folder)
     check_target(raw, config, target, str(folder))
-    tensors = _without_the_targets_own(_read_weights(folder), target, str(folder))
-    with torch.device("meta"):
-        drafter = DFlashDraftModel(config)
-    names = {name: tuple(value.shape) for name, value in drafter.state_dict().items()}
-    missing, unexpected = sorted(names.keys() - tensors.keys()), sorted(tensors.keys() - names.keys())
-    if missing or unexpected:
-        raise ValueError(f"{folder / WEIGHTS}: missing tensors {missing}, unexpected tensors {unexpected}")
-    wrong = [f"{n} {tuple(tensors[n].shape)} for {shape}" for n, shape in names.items() if tensors[n].shape != shape]
-    if wrong:
-        raise ValueError(f"{folder / WEIGHTS}: tensors of another shape than {CONFIG} says: {', '.join(wrong)}")
+    drafter, tensors = _fitting(config, _without_the_targets_own(_read_weights(folder), target, str(folder)), folder)
     drafter = drafter.to(dtype or target.dtype).to_empty(device=target.device)  # no second copy, no random numbers
     drafter.rotary.reset()
     drafter.load_state_dict(tensors)
@@ -120,6 +98,39 @@ def load_drafter(path: Path | str, target: Target, *, dtype: torch.dtype | None 
     if (folder / VOCABULARY).is_file():
         drafter.vocabulary = _read_vocabulary(folder / VOCABULARY, target)
     return drafter
+
+
+def read_description(folder: Path) -> tuple[dict, Qwen3Config]:
+    """The `config.json` of a drafter's folder as it stands and as it is read; `ValueError` as in `load_drafter`."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"no drafter at {folder}: a folder with {CONFIG} and {WEIGHTS} is wanted")
+    raw = _read_json(folder / CONFIG)
+    config = read_config(raw, str(folder))
+    if (folder / MASK_EMBEDDING).is_file():
+        raise ValueError(f"{folder / MASK_EMBEDDING}: a mask embedding of the drafter's own is not served")
+    return raw, config
+
+
+def read_tensors(folder: Path, config: Qwen3Config) -> dict[str, torch.Tensor]:
+    """All tensors of a drafter's folder, whole, whether in one file, in shards or as a difference from another drafter.
+
+    Raises `ValueError` where they are not exactly those that `config` speaks of.
+    """
+    return _fitting(config, _read_weights(folder), folder)[1]
+
+
+def _fitting(config: Qwen3Config, tensors: dict, folder: Path) -> tuple[DFlashDraftModel, dict]:
+    """An empty drafter (on the meta device) and its tensors. Raises `ValueError` where names or shapes do not fit."""
+    with torch.device("meta"):
+        drafter = DFlashDraftModel(config)
+    names = {name: tuple(value.shape) for name, value in drafter.state_dict().items()}
+    missing, unexpected = sorted(names.keys() - tensors.keys()), sorted(tensors.keys() - names.keys())
+    if missing or unexpected:
+        raise ValueError(f"{folder / WEIGHTS}: missing tensors {missing}, unexpected tensors {unexpected}")
+    wrong = [f"{n} {tuple(tensors[n].shape)} for {shape}" for n, shape in names.items() if tensors[n].shape != shape]
+    if wrong:
+        raise ValueError(f"{folder / WEIGHTS}: tensors of another shape than {CONFIG} says: {', '.join(wrong)}")
+    return drafter, tensors
 
 
 def check_target(raw: dict, config: Qwen3Config, target: Target, where: str) -> None:
@@ -207,8 +218,3 @@ def _read_json(path: Path) -> dict:
     if not isinstance(read, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(read).__name__}")
     return read
-
-
-def _legacy_scaling(rope: dict) -> dict | None:
-    scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
-    return None if scaling.get("rope_type", "default") == "default" else scaling

@@ -1,4 +1,4 @@
-"""A drafter's `config.json` -> `Qwen3Config`: both spellings, nested keys before top-level ones, nothing guessed.
+"""A drafter's `config.json` <-> `Qwen3Config`: both spellings, nested keys before top-level ones, nothing guessed.
 
 A key that changes the computation is either computed here or refused by its name: a drafter that loads drafts as it was
 trained to.
@@ -132,6 +132,27 @@ def read_config(raw: dict, where: str) -> Qwen3Config:
             f"integer >= 1, got {config.use_sliding_window} and {window}"
         )
     return config
+
+
+def config_json(config: Qwen3Config, dtype: torch.dtype, target_layers: int) -> dict:
+    """The contents of a `config.json` that the `dflash` package, vLLM and SGLang read, of whatever age.
+
+    Both rotary spellings, every layer's kind, `block_size` and `num_target_layers` at the top level, taps and mask id
+    in `dflash_config`, a stated causality in both places. No `auto_map`: no code is shipped with the weights.
+    """
+    rope = dict(config.rope_parameters)
+    theta = rope.pop("rope_theta")
+    values = config.to_diff_dict()
+    if values.get("is_causal") is not None:
+        values["dflash_config"] = config.dflash_config | {"causal": values["is_causal"]}
+    return values | {
+        "model_type": "qwen3",
+        "architectures": ["DFlashDraftModel"],
+        "dtype": str(dtype).removeprefix("torch."),
+        "rope_theta": theta,
+        "rope_scaling": None if rope.get("rope_type", "default") == "default" else rope,
+        "num_target_layers": target_layers,
+    }
 
 
 def _refuse_other_architectures(raw: dict, where: str) -> None:

@@ -48,22 +48,25 @@ def notebook_code(notebook: Path) -> list[str]:
     return [normalised("".join(cell["source"])) for cell in code]
 
 
-def files_digest(path: Path) -> str:
-    """Hex digest of a file, or of the names and bytes of all files under a folder except Markdown and hidden ones."""
+def files_digest(path: Path, without: str = "") -> str:
+    """Hex digest of a file, or of the names and bytes of all files under a folder except Markdown and hidden ones.
+
+    Files of the name `without` are left out too.
+    """
     if path.is_file():
         return _file_digest(path, *_version(path))
     return _digest_of(
         (file.relative_to(path).as_posix(), _file_digest(file, *_version(file)))
         for file in sorted(path.rglob("*"))
-        if file.is_file() and file.suffix != ".md" and not file.name.startswith(".")
+        if file.is_file() and file.suffix != ".md" and not file.name.startswith(".") and file.name != without
     )
 
 
-def drafter_digest(folder: Path) -> str:
+def drafter_digest(folder: Path, without: str = "") -> str:
     """`files_digest` of a model's folder; of a drafter kept as a difference, with that of the one it differs from."""
-    own, config = files_digest(folder), folder / "config.json"
+    own, config = files_digest(folder, without), folder / "config.json"
     base = json.loads(config.read_text(encoding="utf-8")).get(DELTA_OF) if config.is_file() else None
-    return own if base is None else _digest_of([own, drafter_digest((folder / base).resolve())])
+    return own if base is None else _digest_of([own, drafter_digest((folder / base).resolve(), without)])
 
 
 def _digest_of(parts: Iterable) -> str:

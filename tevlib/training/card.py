@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.target import Target
+from tevlib.sources.assets import OFFLINE_TARGET
 from tevlib.training.config import TrainConfig
 from tevlib.training.data import DataConfig
 from tevlib.training.objectives import OBJECTIVES
 
-HEADER = """---
-license: apache-2.0
-library_name: tevlib
-tags: [speculative-decoding, dflash, draft-model]
----
-"""
+HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"  # owner/name
+HUB_IDS = {OFFLINE_TARGET: "HuggingFaceTB/SmolLM2-135M-Instruct"}  # where the offline target comes from
+TAGS = ("speculative-decoding", "dflash", "draft-model")
+
+
+def front_matter(licence: str, base_model: str | None) -> str:
+    """What a model hub reads at the top of a card: `licence`, the target's hub id where it is known, tags."""
+    base = [] if base_model is None else [f"base_model: {base_model}"]
+    lines = ["---", f"license: {licence}", *base, "library_name: tevlib", f"tags: [{', '.join(TAGS)}]", "---", ""]
+    return "\n".join(lines)
+
+
+def target_section(fingerprint: dict, taps: Sequence[int]) -> str:
+    """The section on the target: what the drafter was made for, and how its layers are counted."""
+    return "\n".join(
+        [
+            "## Target",
+            "",
+            "What it was made for: sizes, and digests of the tokenizer and of the weights. Another tokenizer or size "
+            "is refused; other weights of the same sizes cost block length.",
+            "",
+            table(["fingerprint", "value"], list(fingerprint.items())),
+            "",
+            f"It reads the outputs of layers {list(taps)}, counted from 0 (`hidden_states[i + 1]` of transformers), as "
+            f"z-lab's code and SGLang do. vLLM counts inputs and adds one by itself, {[tap + 1 for tap in taps]}: "
+            "nothing in `config.json` is to be changed for it.",
+            "",
+        ]
+    )
 
 
 def drafter_card(
@@ -44,7 +71,7 @@ def drafter_card(
     ]
     return "\n".join(
         [
-            HEADER,
+            front_matter("apache-2.0", hub_id(target.info.source)),
             f"# {name}",
             "",
             f"A DFlash drafter for {target.info.source} ({target.info.revision}): {len(drafter.layers)} layers, block "
@@ -55,6 +82,7 @@ def drafter_card(
             "It reads the target's hidden states and uses the target's embedding and head: it drafts for this target "
             "and for no other.",
             "",
+            target_section(target.fingerprint(), drafter.taps),
             "## Training",
             "",
             f"{supervised_tokens:,} tokens that the target wrote itself, {config.steps:,} steps on {processes} "
@@ -70,13 +98,13 @@ def drafter_card(
             "",
             f"Mean exact 1 + C_p (tokens) over {config.validation_contexts} held-out contexts, best-first trees.",
             "",
-            _table(["budget", "temperature", "1 + C_p"], ceilings),
+            table(["budget", "temperature", "1 + C_p"], ceilings),
             "",
             "## Measured in decoding",
             "",
             "Block length, bonus token included: mean of the responses' means (tau) and over all rounds (pooled).",
             "",
-            _table(list(taus[0]), [tuple(row.values()) for row in taus]) if taus else "Not measured.",
+            table(list(taus[0]), [tuple(row.values()) for row in taus]) if taus else "Not measured.",
             "",
         ]
     )
@@ -116,10 +144,18 @@ def _unused(config: TrainConfig) -> set[str]:
 
 def _settings(kind: str, values: dict) -> str:
     """A table of settings; numbers as they were given, not rounded."""
-    return _table([kind, "value"], [(k, f"{v:g}" if isinstance(v, float) else v) for k, v in values.items()])
+    return table([kind, "value"], [(k, f"{v:g}" if isinstance(v, float) else v) for k, v in values.items()])
 
 
-def _table(head: list[str], rows: list[tuple]) -> str:
+def hub_id(source: str) -> str | None:
+    """The hub id behind a target's source; None for a file or a folder of somebody's."""
+    if source in HUB_IDS:
+        return HUB_IDS[source]
+    return source if re.fullmatch(HUB_ID, source) and not Path(source).exists() else None
+
+
+def table(head: list[str], rows: list[tuple]) -> str:
+    """A Markdown table; floats with three decimals."""
     lines = [
         head,
         ["---"] * len(head),
