@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tevlib.decoding.budget import AUTO, LARGEST, AutoBudget, Budget, CostCurve, FixedBudget, Ladder, curve_of
 from tevlib.decoding.clock import Clock
-from tevlib.decoding.draft_vocabulary import draft_log_probs
+from tevlib.decoding.draft_vocabulary import draft_log_probs, proposed_by
 from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
 from tevlib.decoding.generation import Generation, Round
 from tevlib.decoding.request import begin, choose, new_generator, unusable_logits
@@ -116,6 +116,7 @@ def speculate(
     prefill_s = clock.lap()
     out.emit([root])
     context = drafter.new_cache(len(ids) + out.limit + drafter.block_size)
+    proposals = proposed_by(drafter, target)
     rounds: list[Round] = []
     decode_s = 0.0
     while not out.full:
@@ -125,7 +126,9 @@ def speculate(
             drafter.config.max_position_embeddings - 1 - cache.length,
         )
         drafts = budget.largest > 0 and depth > 0  # else never again: the context at hand no longer matters
-        log_probs = draft(target, drafter, context, root, depth, features) if drafts else None
+        log_probs = None
+        if drafts:
+            log_probs = proposals.log_probs(draft_states(target, drafter, context, root, depth, features))
         times = {"draft": clock.lap()}
         q = None
         if log_probs is None:
@@ -136,9 +139,9 @@ def speculate(
             )
             tree = DraftTree([root], [-1]).to(target.device)
         elif builder == SAMPLED_CHAIN:
-            tree, q = draw_chain(log_probs, budget.drafts, root, temperature, generator)
+            tree, q = draw_chain(proposals.widened(log_probs), budget.drafts, root, temperature, generator)
         else:
-            tree = budget.cut(BUILDERS[builder](log_probs, budget.drafts, root))
+            tree = proposals.named(budget.cut(BUILDERS[builder](log_probs, budget.drafts, root)))
         times["build"] = clock.lap()
         hidden, node_features = target.pass_tree(cache, tree, drafter.taps)
         times["verify"] = clock.lap()
@@ -197,8 +200,15 @@ def draft(
 
     `features` are those of accepted tokens that the drafter's `context` does not hold yet; it does afterwards.
     """
+    return draft_log_probs(target, drafter, draft_states(target, drafter, context, root, depth, features))
+
+
+def draft_states(
+    target: Target, drafter: DFlashDraftModel, context, root: int, depth: int, features: Tensor | None = None
+) -> Tensor:
+    """The drafter's final states `[depth, H]` for the next `depth` tokens after `root`; `features` as in `draft`."""
     block = block_embeddings(target, drafter, torch.tensor(root, device=target.device))[: depth + 1]
-    return draft_log_probs(target, drafter, drafter.draft(context, block, features))
+    return drafter.draft(context, block, features)
 
 
 def check_decode_arguments(budget: int | str | Budget, builder: str, verifier: str, temperature: float) -> None:
