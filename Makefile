@@ -9,6 +9,8 @@ VENV ?= .venv
 PROFILE ?= laptop
 BIN := $(VENV)/bin
 INPUTS := requirements.txt constraints.txt pyproject.toml
+# A process on each core, up to four; a file's tests stay together and share what they set up.
+TESTS = HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 STRIP := --extra-keys "metadata.papermill cell.metadata.papermill" --keep-id
 
 .PHONY: reproduce test quick bench lab lint clean
@@ -19,10 +21,10 @@ reproduce: $(VENV)/.runtime
 
 test: $(VENV)/.development
 	@$(BIN)/python -m tevlib fetch
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST)
+	$(TESTS) $(PYTEST)
 
 quick: $(VENV)/.development
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow" $(PYTEST)
+	$(TESTS) -m "not slow" $(PYTEST)
 
 bench: $(VENV)/.development
 	@$(BIN)/python -m tevlib fetch
