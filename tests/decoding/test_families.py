@@ -15,6 +15,7 @@ from tevlib.decoding.drafter import block_embeddings
 from tevlib.decoding.layers import FULL
 from tevlib.decoding.load import load_target
 from tevlib.sources.chat import chat_ids
+from tevlib.training.initialise import _sources, drafter_from_target
 from tevlib.training.train import train
 from tevlib.trees import predraw, verifiers
 from tevlib.trees.builders import best_first_tree
@@ -293,6 +294,27 @@ def test_one_exit_train_step(family, tmp_path):
     assert all(not torch.equal(a, b) for a, b in zip(start, drafter.parameters(), strict=True))
     assert all(torch.equal(before[name], value) for name, value in target.model.state_dict().items())
     assert all(p.grad is None for p in target.model.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_drafter_starts_from_layers_of_any_family(family):
+    """Norms stated as 1 + w, other scales of scores, layers of two shapes: what the target's norms and scores do.
+
+    A first layer that is handed the same states has the same keys as the target's, and as sharp scores.
+    """
+    target = make_target(family)
+    layers = 1 if family == "gemma4" else 2
+    drafter = drafter_from_target(target, ids_of(20), layers=layers, block_size=4, taps=(0, 2), seed=0, mask_id=5)
+    x = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(0))
+    source, mine = _sources(target, layers)[0], drafter.layers[0]
+    torch.testing.assert_close(mine.input_layernorm(x), source.input_layernorm(x), atol=1e-5, rtol=1e-5)
+    keys = source.self_attn.k_proj(source.input_layernorm(x)).view(1, 6, 2, 16)
+    if "q_norm" in dict(source.self_attn.named_children()):
+        own = mine.self_attn.k_norm(mine.self_attn.k_proj(mine.input_layernorm(x)).view(1, 6, 2, 16))
+        torch.testing.assert_close(own, source.self_attn.k_norm(keys), atol=1e-5, rtol=1e-5)
+        query = torch.randn(1, 6, 4, 16, generator=torch.Generator().manual_seed(1))
+        scaled = source.self_attn.q_norm(query) * source.self_attn.scaling
+        torch.testing.assert_close(mine.self_attn.q_norm(query) * 16**-0.5, scaled, atol=1e-5, rtol=1e-5)
 
 
 def test_rounds_of_fixed_shape_refuse_windows(sliding):

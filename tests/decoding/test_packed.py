@@ -3,10 +3,17 @@
 import pytest
 import torch
 
+from tests.tiny import PLAIN
 from tevlib.decoding.packed import KeyStore, packed_pass, read_sequences
 from tevlib.trees.draft_tree import DraftTree
 
 LENGTHS = [30, 17, 24]
+
+
+@pytest.fixture(params=[*PLAIN, "gemma3", "gemma4"])
+def family(request):
+    """Windows of 8 and keys of several shapes too."""
+    return request.param
 
 
 @pytest.fixture

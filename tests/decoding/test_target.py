@@ -3,12 +3,20 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GraniteConfig, GraniteForCausalLM, LlamaConfig
+from transformers import (
+    AutoConfig,
+    GPT2Config,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+)
 
 from tests.tiny import CONFIGS, make_target, make_tokenizer
 from tevlib.decoding.cache import KVCache
 from tevlib.decoding.load import load_target
-from tevlib.decoding.target import refuse_inexact
+from tevlib.decoding.target import Target, refuse_inexact
 from tevlib.trees.draft_tree import DraftTree
 
 PROMPT = [7, 30, 41, 9, 77, 12, 100]
@@ -140,15 +148,46 @@ def test_stop_ids_are_the_union(llama, generation, tokenizer, expected):
     assert llama.stop_ids == expected
 
 
-def test_recurrent_and_chunked_targets_are_refused():
-    """What holds one path only, or has no rotary grouped attention, is refused by name with the reason."""
-    config = LlamaConfig(num_hidden_layers=2)
-    for kind, reason in (("linear_attention", "cannot be rolled back"), ("chunked_attention", "multiples of a chunk")):
-        config.layer_types = [kind, "full_attention"]
-        with pytest.raises(ValueError, match=f"llama is not served: it has layers of kind {kind}: .*{reason}"):
-            refuse_inexact(config)
-    with pytest.raises(ValueError, match="gpt2 is not served"):
-        refuse_inexact(GPT2Config())
+REFUSED = [
+    (
+        LlamaConfig(num_hidden_layers=2),
+        {"layer_types": ["chunked_attention", "full_attention"]},
+        "multiples of a chunk",
+    ),
+    (LlamaConfig(), {"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, "keys and values are quantised"),
+    (LlamaConfig(), {"kv_lora_rank": 512}, "latent keys"),
+    (LlamaConfig(), {"alibi": True}, "ALiBi"),
+    (LlamaConfig(), {"use_bidirectional_attention": "all"}, "see later ones"),
+    (LlamaConfig(), {"is_encoder_decoder": True}, "an encoder and a decoder"),
+    (AutoConfig.for_model("qwen3_next"), {}, "layers of kind linear_attention: .* cannot be rolled back"),
+    (AutoConfig.for_model("qwen3_5").get_text_config(), {}, "linear_attention: .* cannot be rolled back"),
+    (AutoConfig.for_model("mamba"), {}, r"layers with a state \(state_size\): .* cannot be rolled back"),
+    (AutoConfig.for_model("bamba"), {}, "layers with a state .*mamba_d_state"),
+    (AutoConfig.for_model("lfm2"), {}, "layers with a state .*conv_L_cache"),
+    (AutoConfig.for_model("gemma2"), {}, "soft-caps attention scores"),
+    (AutoConfig.for_model("gemma3n").get_text_config(), {}, "several streams"),
+    (GPT2Config(), {}, "states no num_key_value_heads"),
+]
+
+
+@pytest.mark.parametrize(("config", "change", "reason"), REFUSED)
+def test_what_cannot_be_exact_is_refused_by_name(config, change, reason):
+    """States that hold one path, other windows, quantised or latent keys, other attention: refused with the reason."""
+    for name, value in change.items():
+        setattr(config, name, value)
+    with pytest.raises(ValueError, match=f"{config.model_type} is not served: .*{reason}"):
+        refuse_inexact(config)
+
+
+def test_refusals_come_before_the_weights(tmp_path):
+    """A hybrid's folder without any weights is refused for its layers; a quantised cache by its generation settings."""
+    AutoConfig.for_model("qwen3_next", num_hidden_layers=4).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="qwen3_next is not served: it has layers of kind linear_attention"):
+        load_target(tmp_path, dtype="float32", device="cpu")
+    made = make_target("qwen3")
+    made.model.generation_config.cache_implementation = "quantized"
+    with pytest.raises(ValueError, match="qwen3 is not served: its keys and values are quantised"):
+        Target(made.model, made.tokenizer, made.info)
 
 
 def save(target, folder):
@@ -186,6 +225,35 @@ def test_a_missing_head_is_an_error(tmp_path):
     del tensors["lm_head.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"lm_head\.weight"):
+        load_target(tmp_path, dtype="float32", device="cpu")
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    """Sharded files load; without one of them the error says which (transformers#45079)."""
+    made = make_target("qwen3")
+    made.model.save_pretrained(tmp_path, max_shard_size="60KB")
+    made.tokenizer.save_pretrained(tmp_path)
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    loaded = load_target(tmp_path, dtype="float32", device="cpu")
+    torch.testing.assert_close(plain_logits(loaded, PROMPT), plain_logits(made, PROMPT))
+    shards[1].unlink()
+    with pytest.raises(ValueError, match=f"cannot be read: .*{shards[1].name}"):
+        load_target(tmp_path, dtype="float32", device="cpu")
+
+
+def test_what_a_family_adds_to_the_scores_is_noticed(tmp_path):
+    """Attention sinks, which fused attention leaves out: refused at load, not served without them."""
+    config = GptOssConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=2, num_experts_per_tok=1, eos_token_id=1, pad_token_id=3,
+    )  # fmt: skip
+    model = GptOssForCausalLM(config)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(torch.full_like(value, 4.0) if "sinks" in name else torch.randn_like(value) * 0.25)
+    model.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="its own forward pass and ours differ"):
         load_target(tmp_path, dtype="float32", device="cpu")
 
 

@@ -185,7 +185,7 @@ def force_root(target, token):
     target.logits = lambda hidden: forced if hidden.ndim == 1 else real(hidden)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma4"])
 def test_trees_in_training_are_those_of_decoding(family):
     """Same tokens, same C_p (1e-4) as `speculate` records for the same context, sampled text included."""
     target = make_target(family)

@@ -71,22 +71,25 @@ def load_target(
     refuse_inexact(config.get_text_config(), model_class)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape, and every round has another
     offload = None if device_map is None else _scratch_folder()
-    model, loading = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=DTYPES[dtype],
-        attn_implementation=NAME if torch.device(device).type == "cpu" else "sdpa",
-        output_loading_info=True,
-        device_map=device_map,
-        offload_folder=offload,
-        **where,
-    )
+    try:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=DTYPES[dtype],
+            attn_implementation=NAME if torch.device(device).type == "cpu" else "sdpa",
+            output_loading_info=True,
+            device_map=device_map,
+            offload_folder=offload and offload.name,
+            **where,
+        )
+    except OSError as error:
+        raise ValueError(f"the weights of {name} cannot be read: {str(error).splitlines()[0]}") from error
     if loading["missing_keys"]:  # transformers would go on with random ones
         raise ValueError(f"{name} lacks the tensors {', '.join(sorted(loading['missing_keys']))}")
     model = model.eval().requires_grad_(False)
     if device_map is None:
         model = model.to(device)
     else:
-        weakref.finalize(model, shutil.rmtree, offload, ignore_errors=True)
+        weakref.finalize(model, offload.cleanup)
         refuse_offloaded(model)
         places = device_map_of(model).values() or [model.device]
         device = ", ".join(dict.fromkeys(str(place) for place in places))
@@ -126,11 +129,11 @@ def choose_products(model: torch.nn.Module) -> str:
     return words + ("; dtype='float32' is faster here" if slower["float32"] > 1 else "")
 
 
-def _scratch_folder() -> str:
+def _scratch_folder() -> tempfile.TemporaryDirectory:
     """A new folder in the cache for weights that a map sends to disk in another form than the file's (experts')."""
     folder = cache_dir() / "offloaded"
     folder.mkdir(parents=True, exist_ok=True)
-    return tempfile.mkdtemp(dir=folder)
+    return tempfile.TemporaryDirectory(dir=folder)
 
 
 def refuse_offloaded(model: torch.nn.Module) -> None:

@@ -102,27 +102,58 @@ def drafter_from_target(
 
     The target has no query and key norms where it is a Llama: ours are set to the size that its queries and keys have
     on `text_ids [n]`, so that attention starts as sharp as the target's. Starting so, a drafter reaches in 200 steps
-    what a random one does not in 1,000.
+    what a random one does not in 1,000. Norms are taken by what they do and scores by their scale, so that a Gemma's,
+    which are stated otherwise, come over too. Raises `ValueError` for more layers than the target has of one shape.
     """
     mask_id = choose_mask_id(target.tokenizer, target.vocab_size, mask_id)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         drafter = DFlashDraftModel(drafter_config(target, layers, block_size, taps, mask_id))
     drafter = drafter.float().to(target.device)
-    sources = target.decoder.layers[target.layers - layers :]
+    sources = _sources(target, layers)
     sizes = _query_key_sizes(target, sources, text_ids)
     for mine, theirs, (query, key) in zip(drafter.layers, sources, sizes, strict=True):
         state = {name: value.float() for name, value in theirs.state_dict().items()}
         own = mine.state_dict()
         mine.load_state_dict({name: state.get(name, value) for name, value in own.items()})
-        if "self_attn.q_norm.weight" not in state:
+        parts, attention = dict(theirs.named_children()), dict(theirs.self_attn.named_children())
+        before_mlp = parts.get("pre_feedforward_layernorm", theirs.post_attention_layernorm)
+        mine.input_layernorm.weight.copy_(_gains(theirs.input_layernorm))
+        mine.post_attention_layernorm.weight.copy_(_gains(before_mlp))
+        if "q_norm" in attention:
+            sharper = theirs.self_attn.scaling * target.head_dim**0.5
+            mine.self_attn.q_norm.weight.copy_(_gains(attention["q_norm"]) * sharper)
+            mine.self_attn.k_norm.weight.copy_(_gains(attention["k_norm"]))
+        else:
             mine.self_attn.q_norm.weight.fill_(query)
             mine.self_attn.k_norm.weight.fill_(key)
     drafter.fc.weight.zero_()
     drafter.fc.weight[:, -target.hidden_size :] = torch.eye(target.hidden_size, device=target.device)
-    drafter.hidden_norm.weight.copy_(sources[0].input_layernorm.weight)
-    drafter.norm.weight.copy_(target.decoder.norm.weight)
+    drafter.hidden_norm.weight.copy_(_gains(sources[0].input_layernorm))
+    drafter.norm.weight.copy_(_gains(target.decoder.norm))
     return drafter
+
+
+def _sources(target: Target, layers: int) -> list[torch.nn.Module]:
+    """The last `layers` layers of the target whose key heads are those of a drafter (`target.kv_heads`, `head_dim`)."""
+    shape = (target.kv_heads, target.head_dim)
+    fitting = [
+        layer
+        for layer, kept in zip(target.decoder.layers, target.layout.layers, strict=True)
+        if kept is not None and kept[:2] == shape
+    ]
+    if len(fitting) < layers:
+        raise ValueError(
+            f"only {len(fitting)} layers of the target keep {shape[0]} key heads of {shape[1]}: a drafter that starts "
+            f"from them has no {layers} layers"
+        )
+    return fitting[-layers:]
+
+
+def _gains(norm: torch.nn.Module) -> torch.Tensor:
+    """What an RMS norm multiplies each unit by, whichever way its weights say it."""
+    equal = torch.full_like(norm.weight, 1024.0)  # so large that epsilon is nothing
+    return norm(equal).float()
 
 
 def _query_key_sizes(target: Target, layers, text_ids: torch.Tensor) -> list[tuple[float, float]]:
