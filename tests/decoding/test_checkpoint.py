@@ -15,6 +15,7 @@ from tests.tiny import make_drafter, make_target
 from tevlib.decoding.checkpoint import load_drafter, save_drafter
 from tevlib.decoding.drafter import DFlashDraftModel, Rotary, default_taps
 from tevlib.decoding.drafter_config import REFUSED, Sight, read_config
+from tevlib.decoding.load import load_target
 
 
 @pytest.fixture
@@ -101,6 +102,16 @@ def test_other_architectures_are_refused_by_name(saved, name, words):
     with pytest.raises(ValueError, match=rf"(?s){name}.*only.*DFlashDraftModel.*") as raised:
         load_drafter(folder, target)
     assert re.search(words, str(raised.value))
+
+
+def test_a_drafter_taken_for_a_target_is_explained(saved):
+    """`model_type` says qwen3 (omlx#886): loading it as a model is refused, not filled up with random weights."""
+    _, folder, change = saved
+    with pytest.raises(ValueError, match=r"is a DFlash drafter, not a target.*load_drafter"):
+        load_target(folder, dtype="float32", device="cpu")
+    change(architectures=["Qwen3ForCausalLM"])
+    with pytest.raises(ValueError, match="is a DFlash drafter, not a target"):
+        load_target(folder, dtype="float32", device="cpu")
 
 
 NESTED = {"mask_token_id": 5, "target_layer_ids": [0, 2]}

@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 from dflash.model import DFlashDraftModel as Theirs
-from dflash.model import _crop_to, _make_cache, dflash_generate
+from dflash.model import _crop_to, _draft_value, _make_cache, _raw_input_embeddings, dflash_generate
 from transformers import Qwen3Config
 
 from tests.tiny import make_drafter, make_target
 from tevlib.decoding.checkpoint import load_drafter, save_drafter
-from tevlib.decoding.decode import autoregressive, speculate
-from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.decode import autoregressive, draft, speculate
+from tevlib.decoding.drafter import DFlashDraftModel, embed_for
 
 CLOSE = dict(atol=1e-5, rtol=1e-5)
 LLAMA3 = {
@@ -119,6 +119,29 @@ def test_its_decoding_gives_our_text(target, tmp_path, kind):
         text = dflash_generate(theirs, target.model, prompt, 24, None)[0, length:].tolist()
         assert text == autoregressive(target, prompt[0], max_new_tokens=24, stop=()).tokens
         assert text == speculate(target, ours, prompt[0], builder="chain", max_new_tokens=24, stop=()).tokens
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen2", "llama3"])
+def test_a_drafter_made_for_another_family_drafts_there_as_here(tmp_path, family):
+    """For a target whose embedding scales and whose logits are capped the file says so: the package, which reads the
+    bare tables, then makes our inputs, our capped logits and our text."""
+    target = make_target(family)
+    ours = randomised(make_drafter(target))
+    theirs = Theirs.from_pretrained(save_drafter(ours, tmp_path / "d", target=target, dtype=torch.float32)).eval()
+    again = load_drafter(tmp_path / "d", target)
+    scale = float(_draft_value(theirs.config, "input_embedding_scale", 1.0))
+    ids = torch.arange(20)
+    torch.testing.assert_close(embed_for(target, again, ids), target.embed(ids), **CLOSE)
+    torch.testing.assert_close(_raw_input_embeddings(target.model, ids, scale), target.embed(ids), **CLOSE)
+    assert (scale != 1) == (family == "gemma3") == (target.softcap is not None)
+    assert rounds(again, theirs, target) <= 1e-5
+    if target.softcap is not None:
+        drafted = draft(target, again, again.new_cache(30), 7, 7, torch.randn(9, 64))
+        bare = torch.log_softmax(target.head(9 * torch.randn(7, 32)), -1)
+        assert float(drafted.max() - drafted.min()) <= 2 * target.softcap < float(bare.max() - bare.min())
+    prompt = torch.randint(8, 128, (1, 30), generator=torch.Generator().manual_seed(1))
+    text = dflash_generate(theirs, target.model, prompt, 16, None)[0, 30:].tolist()
+    assert text == speculate(target, again, prompt[0], builder="chain", max_new_tokens=16, stop=()).tokens
 
 
 def test_the_file_is_in_the_dialect_of_every_reader(target, tmp_path):

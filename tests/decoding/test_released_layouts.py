@@ -115,7 +115,7 @@ def write_empty(path, shapes) -> int:
 @pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_released_drafter_loads(tmp_path, name):
-    """Real sizes and dialect, two shards and an index: every tensor is read, and what decides the draft is as stated."""
+    """Real sizes and dialect, two shards and an index: every tensor is read; taps, mask, windows as stated."""
     config = RELEASED[name]
     shapes = shapes_of(config)
     names = sorted(shapes)

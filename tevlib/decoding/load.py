@@ -66,6 +66,11 @@ def load_target(
             f"{name!r} is neither a folder, a .gguf file, nor a hub id that can be reached from here "
             f"(offline, {OFFLINE_TARGET} is always there): {str(error).splitlines()[0]}"
         ) from error
+    if "DFlashDraftModel" in (config.architectures or ()) or "dflash_config" in config.to_dict():
+        raise ValueError(
+            f"{name} is a DFlash drafter, not a target: it has no embedding and no head, and a class such as AutoModel "
+            "would go on with random ones; load the target here and the drafter with load_drafter"
+        )
     where = {} if isinstance(folder, Path) else {"revision": revision}
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     refuse_inexact(config.get_text_config(), model_class)
