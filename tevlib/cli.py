@@ -80,12 +80,12 @@ def cell(options: argparse.Namespace) -> int:
 
 
 def decode(options: argparse.Namespace) -> int:
-    """Decode one cell and those beside it in all the processes that `accelerate launch` started, prompts dealt out."""
+    """Decode one cell and those beside it in all the processes that were launched, prompts dealt out."""
     from tevlib.suite.plan import company_of
     from tevlib.suite.processes import decode_together, launched
 
     try:
-        done = decode_together(company_of(_cells(options), options.hash))
+        done = decode_together(company_of(_cells(options), options.hash), options.device_map)
     finally:
         state = launched()
         state.destroy_process_group()
@@ -314,6 +314,7 @@ def _parser() -> argparse.ArgumentParser:
                              "runner, or one for each GPU of $CUDA_VISIBLE_DEVICES)")  # fmt: skip
     for name in ("cell", "decode"):
         made[name].add_argument("hash", help="hash of a cell, as plan lists it")
+    made["decode"].add_argument("--device-map", help="auto or balanced: one target over all GPUs, for one process")
     after_failure = made["run"].add_mutually_exclusive_group()
     after_failure.add_argument("--keep-going", action="store_true", help="go on after a cell that fails (the default)")
     after_failure.add_argument("--fail-fast", action="store_true", help="stop at the first cell that fails")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.tiny import make_target
+from tests.tiny import CONFIGS, make_target
 from tevlib.decoding.decode import autoregressive
 from tevlib.decoding.prompt_lookup import prompt_lookup
 from tevlib.suite.decode_rows import response_row
@@ -29,6 +29,16 @@ def test_greedy_answers_are_plain_decoding_s(target, limit, stopped):
     first = len(found.tokens) - sum(r.emitted for r in found.rounds)
     assert first >= 1 and all(r.emitted <= r.length for r in found.rounds)
     assert all(r.length == pytest.approx(r.ceiling) for r in found.rounds), "at T = 0 a block is its ceiling"
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family_s_greedy_text_is_plain_decoding_s(family):
+    """transformers rolls back its own caches, sliding layers past their window too; soft-caps and stop ids are the
+    model's: the text is ours, and a block at T = 0 is as long as its ceiling."""
+    target = make_target(family)
+    found = prompt_lookup(target, REPEATING, max_new_tokens=32)
+    assert found.tokens == autoregressive(target, REPEATING, max_new_tokens=32).tokens
+    assert all(r.length == pytest.approx(r.ceiling) for r in found.rounds)
 
 
 def test_rounds_are_the_target_s_passes(target):

@@ -89,7 +89,7 @@ def run_decode_cell(cell: Cell) -> dict:
     return run_decode_cells([cell])[0]
 
 
-def run_decode_cells(cells: Sequence[Cell]) -> list[dict]:
+def run_decode_cells(cells: Sequence[Cell], device_map: str | None = None) -> list[dict]:
     """The finished records of cells of one `company()`, each as written to its `record_path`.
 
     Every answer is appended to `runs/<profile>/<hash12>.responses.jsonl` as soon as it is there. Of n processes
@@ -97,7 +97,7 @@ def run_decode_cells(cells: Sequence[Cell]) -> list[dict]:
     the first writes the records, all return them. An exception in a cell's answer marks the prompt failed for this cell
     and it goes on with the next (one in plain decoding, for all); at the end `<hash12>.failed.json` is written instead
     of a record, with metrics over the answers that succeeded, and `CellFailed` raised when all cells have their file.
-    `wall_s` is that of all cells together.
+    `wall_s` is that of all cells together. `device_map`: of a target that does not fit one GPU, as in `load_target`.
     """
     started, clock, state = datetime.now(UTC), time.perf_counter(), launched()
     first = cells[0]
@@ -107,7 +107,7 @@ def run_decode_cells(cells: Sequence[Cell]) -> list[dict]:
     prompts = prompts_of(first)
     if (weights := local_weights(first.target)) is not None and not torch.cuda.is_available():
         check_memory(weights, available_bytes())
-    target = load_target(target_name(first.target), dtype=first.dtype)
+    target = load_target(target_name(first.target), dtype=first.dtype, device_map=device_map)
     drafters = {
         name: None if name == NO_DRAFTER else load_drafter(drafter_folder(name), target)
         for name in dict.fromkeys(cell.drafter for cell in cells)
