@@ -40,9 +40,10 @@ def example(rows: int, vocab: int = 50, width: int = 16, n: int = 40):
     return hidden, head, entries, mixture
 
 
-def naive(hidden, head, entries, mixture):
+def naive(hidden, head, entries, mixture, softcap=None):
     """The parts, entry by entry, from whole log-softmaxed logits."""
-    log_q = torch.log_softmax(hidden @ head.T, dim=-1)
+    logits = hidden @ head.T
+    log_q = torch.log_softmax(logits if softcap is None else softcap * torch.tanh(logits / softcap), dim=-1)
     parts = [torch.zeros((), dtype=torch.float64) for _ in PARTS]
     for e in range(len(entries.rows)):
         value, p = log_q[entries.rows[e], entries.tokens[e]], entries.teacher[e]
@@ -63,22 +64,25 @@ def naive(hidden, head, entries, mixture):
     return torch.stack(parts)
 
 
+@pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("rows", [1, 7, 64, 150])
-def test_value_and_gradient_equal_the_naive_sums(rows):
-    """Chunked, with several entries on a row, the same token twice, every kind, and laws beside them."""
+def test_value_and_gradient_equal_the_naive_sums(rows, softcap):
+    """Chunked, with several entries on a row, the same token twice, every kind, and laws beside them; through a
+    soft-cap where the target's logits have one."""
     hidden, head, entries, mixture = example(rows)
-    total, parts = head_loss(hidden, head, entries, mixture)
-    expected = naive(hidden, head, entries, mixture)
+    total, parts = head_loss(hidden, head, entries, mixture, softcap)
+    expected = naive(hidden, head, entries, mixture, softcap)
     torch.testing.assert_close(parts, expected.detach())
     torch.testing.assert_close(total, expected.sum())
     mine = torch.autograd.grad(total, hidden)[0]
     torch.testing.assert_close(mine, torch.autograd.grad(expected.sum(), hidden)[0])
 
 
-def test_gradient_by_finite_differences():
+@pytest.mark.parametrize("softcap", [None, 0.7])
+def test_gradient_by_finite_differences(softcap):
     """gradcheck in float64, all kinds and laws together."""
     hidden, head, entries, mixture = example(5, vocab=11, width=6, n=20)
-    assert torch.autograd.gradcheck(lambda h: head_loss(h, head, entries, mixture)[0], (hidden,))
+    assert torch.autograd.gradcheck(lambda h: head_loss(h, head, entries, mixture, softcap)[0], (hidden,))
 
 
 def test_cross_entropy_is_torch_s():

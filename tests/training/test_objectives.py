@@ -158,6 +158,27 @@ def test_a_step_scores_row_k_on_the_token_at_anchor_plus_k(late, low, high):
     assert low <= float(total / weight) < high
 
 
+def test_a_step_learns_through_the_targets_soft_cap():
+    """The loss of a step is that of the law which decoding drafts by: capped where the target's logits are."""
+    target = make_target("gemma3")
+    drafter = make_drafter(target, block_size=4)
+    ids = torch.randint(4, 128, (1, 24), generator=generator())
+    batch = batch_of(ids, 3 * torch.randn(1, 24, 64, generator=generator(1)), torch.ones(1, 24, dtype=torch.bool))
+    drafts = []
+    original = drafter.forward
+    drafter.forward = lambda *how: drafts.append((original(*how), how[2])) or drafts[-1][0]
+    total, weight = token_step(target, drafter, batch, TrainConfig(autocast=False))
+    states, anchors = drafts[0]
+    everyone = torch.ones_like(anchors, dtype=torch.bool)
+    labels, weights = token_targets(ids, batch.supervised, anchors, everyone, 3, TrainConfig().gamma)
+    capped, bare = (
+        (weights * F.cross_entropy(head(states[:, :, 1:]).movedim(-1, 1), labels, reduction="none")).sum()
+        for head in (target.logits, target.head)
+    )
+    assert float(total.detach()) == pytest.approx(float(capped.detach()), rel=1e-4)
+    assert float((capped - bare).detach().abs() / weight) > 0.05
+
+
 def test_a_step_weighs_depths_by_the_gamma_of_its_config():
     """A config's decay reaches the loss: the denominator is the sum of the weights of the rows that count."""
     target = make_target()

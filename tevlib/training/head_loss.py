@@ -73,10 +73,13 @@ class Mixture:
         return Mixture(self.rows, self.masses * factor)
 
 
-def head_loss(hidden: Tensor, head: Tensor, entries: Entries, mixture: Mixture | None = None) -> tuple[Tensor, Tensor]:
+def head_loss(
+    hidden: Tensor, head: Tensor, entries: Entries, mixture: Mixture | None = None, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """The total (a scalar with a gradient towards `hidden`) and its parts `[len(PARTS)]` (without one).
 
-    `hidden [R, H]` are the final states of all rows, `head [V, H]` the frozen output matrix. Rows that are taught
+    `hidden [R, H]` are the final states of all rows, `head [V, H]` the frozen output matrix, `softcap` the bound of the
+    target's logits where they have one: a draft is scored through it, and learns through it. Rows that are taught
     nothing cost nothing. Softmax in float32 or better.
     """
     taught = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
@@ -87,14 +90,14 @@ def head_loss(hidden: Tensor, head: Tensor, entries: Entries, mixture: Mixture |
     entries = replace(entries, rows=place[entries.rows])
     if mixture is not None:
         mixture = Mixture(place[mixture.rows], mixture.masses)
-    return HeadLoss.apply(hidden[taught], head, entries, mixture)
+    return HeadLoss.apply(hidden[taught], head, entries, mixture, softcap)
 
 
 class HeadLoss(torch.autograd.Function):
     """`head_loss` on rows that are all taught something, numbered in order."""
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, head: Tensor, entries: Entries, mixture: Mixture | None):
+    def forward(ctx, hidden: Tensor, head: Tensor, entries: Entries, mixture: Mixture | None, softcap: float | None):
         gradient = torch.empty_like(hidden)
         dtype = torch.promote_types(torch.float32, hidden.dtype)
         parts = hidden.new_zeros(len(PARTS), dtype=dtype)
@@ -105,7 +108,11 @@ class HeadLoss(torch.autograd.Function):
         for i, start in enumerate(range(0, len(hidden), chunk)):
             part = slice(start, start + chunk)
             some = slice(entry_at[i], entry_at[i + 1])
-            slope = torch.softmax(F.linear(hidden[part].to(head.dtype), head), dim=1, dtype=dtype)
+            logits, steepness = F.linear(hidden[part].to(head.dtype), head), None
+            if softcap is not None:
+                bent = torch.tanh(logits.to(dtype) / softcap)
+                logits, steepness = bent * softcap, 1 - bent * bent
+            slope = torch.softmax(logits, dim=1, dtype=dtype)
             rows, tokens = entries.rows[some] - start, entries.tokens[some]
             weights, kinds = entries.weights[some].to(dtype), entries.kinds[some]
             value, by_log_q = divergence(slope[rows, tokens], kinds, entries.teacher[some].to(dtype))
@@ -122,6 +129,8 @@ class HeadLoss(torch.autograd.Function):
                 slope *= -pull[:, None]
                 slope.index_add_(0, rows_of_laws, -masses)
             slope.view(-1).index_add_(0, rows * slope.shape[1] + tokens, by_log_q)
+            if steepness is not None:
+                slope *= steepness
             gradient[part] = (slope.to(head.dtype) @ head).to(gradient.dtype)
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(parts)
@@ -130,7 +139,7 @@ class HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, upstream: Tensor, _):
         (gradient,) = ctx.saved_tensors
-        return gradient * upstream.to(gradient.dtype), None, None, None
+        return gradient * upstream.to(gradient.dtype), None, None, None, None
 
 
 def divergence(q: Tensor, kinds: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:

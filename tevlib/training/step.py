@@ -184,7 +184,8 @@ def loss(
     if mixture is not None:
         mixture = mixture.scaled(float(factors[PARTS.index("gain")]))
     entries = planned.entries.scaled(factors.to(target.device))
-    total, parts = head_loss(hidden[:, :, 1:].flatten(0, 2), target.head.weight, entries, mixture)
+    rows = hidden[:, :, 1:].flatten(0, 2)
+    total, parts = head_loss(rows, target.head.weight, entries, mixture, target.softcap)
     return total, parts.cpu() / weights.clamp_min(1e-12) * (weights > 0)
 
 
