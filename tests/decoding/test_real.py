@@ -4,12 +4,16 @@ import warnings
 
 import pytest
 import torch
+from dflash.model import DFlashDraftModel as Theirs
+from dflash.model import dflash_generate
 
 from tevlib.decoding.checkpoint import load_drafter
 from tevlib.decoding.decode import autoregressive, speculate
+from tevlib.decoding.drafter import block_embeddings
 from tevlib.decoding.generation import pooled_tau
 from tevlib.decoding.load import load_target
 from tevlib.sources.prompts import SUITES, chat_ids, load_prompts
+from tevlib.suite.export_drafter import export_drafter
 from tevlib.suite.paths import repository
 
 pytestmark = pytest.mark.slow
@@ -79,3 +83,23 @@ def test_the_shipped_drafter_is_worth_its_pass(half):
     made = [speculate(target, drafter, ids, budget=32, max_new_tokens=48) for ids in prompts(target, 1)]
     assert pooled_tau(made) > 2
     assert all(r.length == pytest.approx(r.ceiling, abs=1e-5) for g in made for r in g.rounds)
+
+
+def test_the_dflash_package_decodes_our_text_with_the_shipped_drafters(exact, tmp_path):
+    """z-lab's own code, on exports of a whole and of a rounded drafter: the same drafts of the real target's features
+    to 1e-5, and at T = 0 in float32 the same text."""
+    target, _ = exact
+    ids = torch.tensor([prompts(target, 1)[1]])
+    for name in ("smollm2-135m-opd", "smollm2-135m-exit"):
+        folder = export_drafter(SHIPPED / name, tmp_path / name).folder
+        theirs = Theirs.from_pretrained(folder, dtype=torch.float32).eval()
+        ours = load_drafter(SHIPPED / name, target)
+        with torch.inference_mode():
+            _, features = target.prefill(target.new_cache(ids.shape[1]), ids[0], ours.taps)
+            block = block_embeddings(target, ours, torch.tensor(11))
+            got = ours.draft(ours.new_cache(400), block, features)
+            positions = torch.arange(len(features) + len(block))[None]
+            expected = theirs(position_ids=positions, noise_embedding=block[None], target_hidden=features[None])[0, 1:]
+        assert float((got - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+    text = dflash_generate(theirs, target.model, ids, 24, None)[0, ids.shape[1] :].tolist()
+    assert text == speculate(target, ours, ids[0], builder="chain", max_new_tokens=24, stop=()).tokens
