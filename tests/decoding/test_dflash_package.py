@@ -134,6 +134,10 @@ def test_a_drafter_made_for_another_family_drafts_there_as_here(tmp_path, family
     torch.testing.assert_close(embed_for(target, again, ids), target.embed(ids), **CLOSE)
     torch.testing.assert_close(_raw_input_embeddings(target.model, ids, scale), target.embed(ids), **CLOSE)
     assert (scale != 1) == (family == "gemma3") == (target.softcap is not None)
+    again.embedding_scale = theirs.config.dflash_config["input_embedding_scale"] = 2.0  # another than the target's
+    doubled = _raw_input_embeddings(target.model, ids, _draft_value(theirs.config, "input_embedding_scale"))
+    assert torch.equal(embed_for(target, again, ids), doubled)
+    again.embedding_scale = theirs.config.dflash_config["input_embedding_scale"] = scale
     assert rounds(again, theirs, target) <= 1e-5
     if target.softcap is not None:
         drafted = draft(target, again, again.new_cache(30), 7, 7, torch.randn(9, 64))

@@ -7,6 +7,8 @@ those of the released checkpoints (`fc`, `hidden_norm`, `layers.i...`, `norm`), 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -278,8 +280,13 @@ def block_embeddings(target: Target, drafter: DFlashDraftModel, anchors: Tensor)
 def embed_for(target: Target, drafter: DFlashDraftModel, ids: Tensor) -> Tensor:
     """Embeddings `[..., H]` of `ids [...]` as the drafter takes them: the target's own, scaled where the target scales.
 
-    A drafter that states `input_embedding_scale` gets the bare rows of the table times that instead.
+    A drafter that states another `input_embedding_scale` gets the bare rows of the table times that.
     """
-    if drafter.embedding_scale is None:
+    if drafter.embedding_scale is None or math.isclose(drafter.embedding_scale, embedding_scale(target), rel_tol=1e-3):
         return target.embed(ids)
     return F.embedding(ids, target.embed.weight) * drafter.embedding_scale
+
+
+def embedding_scale(target: Target) -> float:
+    """What the target multiplies the rows of its embedding by: 1, or a Gemma's square root of the width."""
+    return 1.0 if type(target.embed) is nn.Embedding else float(target.embed.scalar_embed_scale)

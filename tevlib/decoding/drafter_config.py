@@ -46,7 +46,6 @@ OTHERS = {  # architectures near DFlash's, and what they are
     "QwenDFlashDraftModel": "AngelSlim's form of DFlash",
     "Qwen3DFlashDraftModel": "NeMo's form of DFlash",
     "DFlashSpeculator": "the form of vLLM's speculators: nested configuration, layers counted from 1",
-    "DFlash2Speculator": "DFlash 2 in the form of vLLM's speculators",
 }
 
 
@@ -91,31 +90,12 @@ def read_config(raw: dict, where: str) -> Qwen3Config:
     nested = dict(raw.get("dflash_config") or {})
     _refuse_keys(raw, nested, where)
     found = {key: nested.get(key, raw.get(key)) for key in (*REQUIRED, *SCALES, "num_target_layers")}
-    for key in REQUIRED:
-        if found[key] is None:
-            raise ValueError(
-                f"{where}: config.json lacks {key}; it is not guessed, since a wrong guess loads in silence"
-            )
-    if not isinstance(found["block_size"], int) or found["block_size"] < 1:
-        raise ValueError(f"{where}: block_size must be an integer >= 1, got {found['block_size']!r}")
-    for key in SCALES:
-        if found[key] is not None and not (isinstance(found[key], int | float) and 0 < found[key] < math.inf):
-            raise ValueError(f"{where}: {key} must be a positive number, got {found[key]!r}")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"{where}: hidden_act is {raw['hidden_act']!r}, only 'silu' is computed")
+    _check_values(raw, found, where)
     causal = {v for v in (raw.get("is_causal"), nested.get("is_causal"), nested.get("causal")) if v is not None}
     if len(causal) > 1:
         raise ValueError(f"{where}: is_causal and dflash_config.causal contradict each other")
     skip = {"rope_theta", "rope_scaling", "rope_parameters", "auto_map", "transformers_version"}
     skip |= {"dflash_config", "is_causal", "dtype", "torch_dtype", FINGERPRINT, DELTA_OF, *found}
-    kinds, layers = raw.get("layer_types"), raw.get("num_hidden_layers")
-    if kinds is not None and len(kinds) != layers:
-        raise ValueError(f"{where}: layer_types lists {len(kinds)} layers, num_hidden_layers is {layers}")
-    if unknown := set(kinds or ()) - {"full_attention", "sliding_attention"}:
-        raise ValueError(
-            f"{where}: layers of kind {', '.join(sorted(unknown))}: only full_attention and sliding_attention are "
-            "served"
-        )
     config = Qwen3Config(
         **{k: v for k, v in raw.items() if k not in skip},
         rope_parameters=_rope(raw, where),
@@ -179,6 +159,29 @@ def _refuse_keys(raw: dict, nested: dict, where: str) -> None:
     ]
     if changing:
         raise ValueError(f"{where}: keys that change the computation and are not served: {', '.join(changing)}")
+
+
+def _check_values(raw: dict, found: dict, where: str) -> None:
+    for key in REQUIRED:
+        if found[key] is None:
+            raise ValueError(
+                f"{where}: config.json lacks {key}; it is not guessed, since a wrong guess loads in silence"
+            )
+    if not isinstance(found["block_size"], int) or found["block_size"] < 1:
+        raise ValueError(f"{where}: block_size must be an integer >= 1, got {found['block_size']!r}")
+    for key in SCALES:
+        if found[key] is not None and not (isinstance(found[key], int | float) and 0 < found[key] < math.inf):
+            raise ValueError(f"{where}: {key} must be a positive number, got {found[key]!r}")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"{where}: hidden_act is {raw['hidden_act']!r}, only 'silu' is computed")
+    kinds, layers = raw.get("layer_types"), raw.get("num_hidden_layers")
+    if kinds is not None and len(kinds) != layers:
+        raise ValueError(f"{where}: layer_types lists {len(kinds)} layers, num_hidden_layers is {layers}")
+    if unknown := set(kinds or ()) - {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"{where}: layers of kind {', '.join(sorted(unknown))}: only full_attention and sliding_attention are "
+            "served"
+        )
 
 
 def _rope(raw: dict, where: str) -> dict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import Qwen3Config
 
-from tevlib.decoding.drafter import DFlashDraftModel
+from tevlib.decoding.drafter import DFlashDraftModel, embedding_scale
 from tevlib.decoding.target import Target
 
 
@@ -81,10 +81,8 @@ def _tables(target: Target) -> dict:
 
     The `dflash` package reads the bare tables of both, and no cap but the drafter's own.
     """
-    told = {} if target.softcap is None else {"final_logit_softcapping": target.softcap}
-    if type(target.embed) is not torch.nn.Embedding:  # a scaled one, such as Gemma's
-        told["input_embedding_scale"] = float(target.embed.scalar_embed_scale)
-    return told
+    told = {"final_logit_softcapping": target.softcap, "input_embedding_scale": embedding_scale(target)}
+    return {key: value for key, value in told.items() if value not in (None, 1.0)}
 
 
 @torch.no_grad()
