@@ -5,17 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.big_modeling import attach_align_device_hook_on_blocks
+from torch._subclasses import FakeTensorMode
+from transformers import AutoModelForCausalLM
 
 from tests.tiny import CONFIGS, WINDOW, AimedDrafter, make_drafter, make_target
 from tests.training.texts import made, quick
 from tevlib.decoding.cache import KVCache, LayerKeys, Layout
 from tevlib.decoding.decode import autoregressive, draft, speculate
 from tevlib.decoding.decode_fixed import decode_fixed
-from tevlib.decoding.drafter import block_embeddings
+from tevlib.decoding.drafter import DFlashDraftModel, block_embeddings
 from tevlib.decoding.layers import FULL
 from tevlib.decoding.load import load_target
+from tevlib.decoding.target import Target, TargetInfo
 from tevlib.sources.chat import chat_ids
-from tevlib.training.initialise import _sources, drafter_from_target
+from tevlib.training.initialise import _sources, drafter_config, drafter_from_target
 from tevlib.training.train import train
 from tevlib.trees import predraw, verifiers
 from tevlib.trees.builders import best_first_tree
@@ -338,6 +342,63 @@ def test_keys_stay_with_their_layers():
         assert cache.views[layer][0, 0, 0, :3, 0].tolist() == [0, 2, 4]
     with pytest.raises(ValueError, match="no single store"):
         cache.store  # noqa: B018
+
+
+class FakeTree:
+    """Shapes of a tree, without values: all that a pass looks at."""
+
+    def __init__(self, n: int, device):
+        self.tokens = torch.zeros(n, dtype=torch.long, device=device)
+        self.depths, self.ancestors = self.tokens, torch.ones(n, n, dtype=torch.bool, device=device)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def move(module, device) -> None:
+    """What `module.to(device)` does, for fake tensors."""
+    for part in module.modules():
+        for key, value in part._parameters.items():
+            part._parameters[key] = value if value is None else torch.nn.Parameter(value.detach().to(device), False)
+        for key, value in part._buffers.items():
+            part._buffers[key] = value if value is None else value.to(device)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gemma4", "gemma4_unified"])
+def test_a_pass_over_two_devices(family):
+    """Embedding and first layers on one device, the others, norm and head on another: no operation mixes them.
+
+    Torch's fake tensors know devices that are not there and refuse to mix them; they have no values. Two indices of
+    the CPU stand for two GPUs, Accelerate's hooks are those of a device map.
+    """
+    near, far = torch.device("cpu"), torch.device("cpu", 1)
+    with FakeTensorMode():
+        model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation="sdpa", dtype=torch.float32)
+        names = {module: name for name, module in model.named_modules()}
+        stack, stem = model.get_decoder(), names[model.get_decoder()]
+        parents = [("", model), ("model.", model.model)] + ([(f"{stem}.", stack)] if stem != "model" else [])
+        tops = [prefix + name for prefix, module in parents for name, _ in module.named_children()]
+        places = {name: near for name in tops if name not in ("model", stem, f"{stem}.layers")}
+        places |= {f"{stem}.layers.{i}": (near, far)[i > 1] for i in range(4)} | {f"{stem}.norm": far, "lm_head": far}
+        for name, device in places.items():
+            move(model.get_submodule(name), device)
+        attach_align_device_hook_on_blocks(
+            model, places, dict.fromkeys(places, False), skip_keys=model._skip_keys_device_placement
+        )
+        model.hf_device_map = places
+        target = Target(model, None, TargetInfo("two devices", "none", "float32", 0, "two"))
+        kept = [keys and keys.device for keys in target.layout.layers]
+        assert kept == [near, near, *((None, None) if family == "gemma4" else (far, far))] and target.device == far
+        drafter = DFlashDraftModel(drafter_config(target, 2, 8, (0, 2), mask_id=5))
+        move(drafter, far)
+        cache = target.new_cache(64)
+        logits, features = target.prefill(cache, torch.zeros(20, dtype=torch.long, device=far), drafter.taps)
+        block = block_embeddings(target, drafter, torch.zeros((), dtype=torch.long, device=far))
+        states = drafter.draft(drafter.new_cache(40), block, features)
+        rows, node_features = target.score_tree(cache, FakeTree(9, far), drafter.taps)
+        assert {x.device for x in (logits, features, block, states, rows, node_features)} == {far}
+        with pytest.raises(RuntimeError, match="same device"):
+            features + torch.zeros(1, device=near).expand_as(features)
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "gemma4"])

@@ -282,9 +282,10 @@ def embed_for(target: Target, drafter: DFlashDraftModel, ids: Tensor) -> Tensor:
 
     A drafter that states another `input_embedding_scale` gets the bare rows of the table times that.
     """
+    table = target.embed.weight  # not where the drafter is, if a device map says so
     if drafter.embedding_scale is None or math.isclose(drafter.embedding_scale, embedding_scale(target), rel_tol=1e-3):
-        return target.embed(ids)
-    return F.embedding(ids, target.embed.weight) * drafter.embedding_scale
+        return target.embed(ids.to(table.device)).to(ids.device)
+    return F.embedding(ids.to(table.device), table).to(ids.device) * drafter.embedding_scale
 
 
 def embedding_scale(target: Target) -> float:
