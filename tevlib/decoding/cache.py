@@ -107,8 +107,9 @@ class KVCache:
         layer = self.views[layer_idx][:, :, :, :end]
         layer[0, :, :, self.length :] = keys
         layer[1, :, :, self.length :] = values
-        first = self._first(self.windows[layer_idx])
-        return layer[0, :, :, first:], layer[1, :, :, first:]
+        if first := self._first(self.windows[layer_idx]):
+            layer = layer[:, :, :, first:]
+        return layer[0], layer[1]
 
     def key_positions(self, new: Tensor, window: int | None) -> Tensor:
         """Positions `[1, m]` of the keys that `update` returns for a layer with `window` and tokens at `new [1, n]`."""
