@@ -10,6 +10,7 @@ from transformers import (
     Gemma4TextConfig,
     Gemma4UnifiedConfig,
     LlamaConfig,
+    MistralConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -39,6 +40,7 @@ GEMMA4 = SLIDES | dict(eos_token_id=[1, 106], global_head_dim=32, num_global_key
 CONFIGS = {
     "llama": lambda **kw: LlamaConfig(**SHAPE | kw),
     "llama3": lambda **kw: LlamaConfig(**SHAPE | dict(rope_parameters=LLAMA3, eos_token_id=[1, 6, 7]) | kw),
+    "mistral": lambda **kw: MistralConfig(**SHAPE | dict(sliding_window=None) | kw),
     "qwen2": lambda **kw: Qwen2Config(**SHAPE | kw),
     "qwen3": lambda **kw: Qwen3Config(**SHAPE | kw),
     "qwen3_moe": lambda **kw: Qwen3MoeConfig(

@@ -157,6 +157,7 @@ REFUSED = [
     (LlamaConfig(), {"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, "keys and values are quantised"),
     (LlamaConfig(), {"kv_lora_rank": 512}, "latent keys"),
     (LlamaConfig(), {"alibi": True}, "ALiBi"),
+    (LlamaConfig(), {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
     (LlamaConfig(), {"use_bidirectional_attention": "all"}, "see later ones"),
     (LlamaConfig(), {"is_encoder_decoder": True}, "an encoder and a decoder"),
     (AutoConfig.for_model("qwen3_next"), {}, "layers of kind linear_attention: .* cannot be rolled back"),

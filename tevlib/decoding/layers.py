@@ -17,6 +17,7 @@ WHY_NOT = {
     "conv": RECURRENT,
     "chunked_attention": "what a token sees there ends at multiples of a chunk, which is not served",
 }
+CHANGING = {"dynamic", "longrope"}  # rotary embeddings whose frequencies are those of the longest text so far
 STATES = {"mamba_d_state", "mamba_d_conv", "ssm_state_size", "state_size", "lru_width", "conv_L_cache"}  # sizes of them
 
 
@@ -28,6 +29,13 @@ def layer_kinds(config) -> list[str]:
     values = config.to_dict()
     everywhere = SLIDING if values.get("sliding_window") is not None else FULL
     return list(values.get("layer_types") or [everywhere] * config.num_hidden_layers)
+
+
+def rope_types(config) -> set[str]:
+    """How rotary frequencies are made, by the configuration; of every kind of layer where it says so for each."""
+    rope = config.to_dict().get("rope_parameters") or {}
+    parts = rope.values() if all(isinstance(part, dict) for part in rope.values()) else [rope]
+    return {part.get("rope_type", "default") for part in parts}
 
 
 def layer_keys(config, devices: list[torch.device]) -> list[LayerKeys | None]:
@@ -94,6 +102,8 @@ def refuse_inexact(config, model_class=None, generation=None) -> None:
             "its configuration states no num_key_value_heads; targets with rotary, grouped-query attention (Llama, "
             "Qwen, Gemma) are"
         )
+    for kind in sorted(rope_types(config) & CHANGING):
+        refuse(f"its rotary frequencies change with the length of the text ({kind}), for nodes of one pass together")
     if values.get("kv_lora_rank"):
         refuse("it keeps latent keys (kv_lora_rank), of other shapes than its heads say")
     if values.get("altup_num_inputs"):
