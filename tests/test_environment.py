@@ -35,3 +35,13 @@ def test_pins_lie_in_the_ranges():
     for name, pin in pins.items():
         if name in ranges:
             assert SpecifierSet(ranges[name]).contains(pin.removeprefix("==")), f"{name}{pin} is not {ranges[name]}"
+
+
+def test_the_package_of_the_round_trips_is_pinned_and_installed_alone():
+    """z-lab's `dflash` asks for exact versions of other packages: the Makefile installs it without them, and it works."""
+    from importlib.metadata import version
+
+    assert requirements("requirements-dflash.txt") == {"dflash": f"=={version('dflash')}"}
+    makefile = (ROOT / "Makefile").read_text()
+    assert "--no-deps -r requirements-dflash.txt" in makefile
+    assert re.search(r"^\$\(VENV\)/\.development:.* requirements-dflash\.txt", makefile, flags=re.MULTILINE)
