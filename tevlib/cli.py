@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tevlib import __version__
 from tevlib.suite.names import check_name, did_you_mean
@@ -114,6 +115,17 @@ def doctor(options: argparse.Namespace) -> int:
     return 0 if all(check.ok for check in found) else EXIT_NOT_POSSIBLE
 
 
+def rehearse(options: argparse.Namespace) -> int:
+    """Run every training, cell and table of a profile in minutes, on tiny random models, in a folder of its own."""
+    from tevlib.report.rehearsed import perform
+
+    outcome, lines = perform(options.profile, _tables(options), options.tokenizers)
+    print("", *lines, sep="\n")
+    for fault in outcome.faults:
+        print(f"failed: {fault}", file=sys.stderr)
+    return EXIT_FAILED if outcome.faults else 0
+
+
 def table(options: argparse.Namespace) -> int:
     """Write and print a table from the records that there are."""
     options.tables = [[options.number]]
@@ -217,6 +229,7 @@ COMMANDS = {
     "run": (run, "run the unfinished cells of a profile, then write tables, figures and report"),
     "plan": (plan, "list the cells of a profile with their state, and about how long they take"),
     "doctor": (doctor, "check whether a profile can be run here, and what is missing"),
+    "rehearse": (rehearse, "run all of a profile in minutes, on tiny random models, before hours are paid for"),
     "cell": (cell, "run one cell and those decoded beside it: what a cluster's jobs call"),
     "decode": (decode, "decode one cell with several processes, each its share of the prompts"),
     "table": (table, "write and print a table from the records that there are"),
@@ -301,17 +314,18 @@ def _parser() -> argparse.ArgumentParser:
         made[name] = names.add_parser(name, help=text, description=function.__doc__)
         made[name].set_defaults(command=function)
     made["fetch"].add_argument("names", nargs="*", help="wheels to bring (default: all)")
-    for name in ("run", "plan", "doctor", "cell", "decode", "table", "report", "collect"):
+    for name in ("run", "plan", "doctor", "rehearse", "cell", "decode", "table", "report", "collect"):
         made[name].add_argument(
             "--profile", default="laptop", help="smoke, laptop (the default), paper, or a YAML file"
         )
-    for name in ("run", "plan", "doctor", "cell", "decode"):
+    for name in ("run", "plan", "doctor", "rehearse", "cell", "decode"):
         tables = made[name].add_argument("--tables", nargs="+", help="1,4 or 1 4 (default: all that the profile has)")
         tables.type = lambda text: [_one_of("table", TABLES)(number) for number in text.split(",")]
     made["table"].add_argument("number", type=_one_of("table", TABLES), help="1 to 5")
     made["run"].add_argument("--dry-run", action="store_true", help="as plan: list the cells, run nothing")
     made["run"].add_argument("--devices", help="0,1: a runner on each of these GPUs at once; cpu: none (default: one "
                              "runner, or one for each GPU of $CUDA_VISIBLE_DEVICES)")  # fmt: skip
+    made["rehearse"].add_argument("--tokenizers", type=Path, help="folder of real ones, each named as its model")
     for name in ("cell", "decode"):
         made[name].add_argument("hash", help="hash of a cell, as plan lists it")
     made["decode"].add_argument("--device-map", help="auto or balanced: one target over all GPUs, for one process")

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import yaml
 
+from tevlib.report.verdicts import REHEARSED
+from tevlib.suite.profile import REHEARSAL
+
 MODELS = {  # targets -> Table 1's rows; every other target stands beside the paper's main one
     "Qwen/Qwen3-4B": "Qwen3-4B",
     "Qwen/Qwen3-8B": "Qwen3-8B",
@@ -82,7 +85,10 @@ def unlike_paper(table: str, outcome: Mapping) -> list[str]:
     """What keeps a finished cell from the paper's setting, one name each; [] where its numbers can be judged.
 
     "CPU" is no GPU at all, "GPU" another one than the paper's, which keeps times from being judged, and nothing else.
+    "rehearsal" stands alone: tiny random models under the paper's names.
     """
+    if outcome["cell"]["profile"].endswith(REHEARSAL):
+        return [REHEARSED]
     settings, cell, device = paper_numbers()["settings"], outcome["cell"], outcome["device"]
     targets = MODELS if table == "table1" else {MAIN_TARGET}
     found = [] if cell["target"] in targets else ["target"]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from tevlib.report.names import METHOD_NAMES, METRICS, OBJECTIVE_NAMES, VERIFIER_NAMES
 from tevlib.report.paper import judged, paper_value, tolerance, unlike_paper
-from tevlib.report.verdicts import judge
+from tevlib.report.verdicts import REHEARSED, judge
 from tevlib.suite.cells import AUTO
 from tevlib.suite.metrics import RESAMPLES
 
@@ -119,6 +119,7 @@ def put_beside(frame: pd.DataFrame, name: str, metric: str, paper: Sequence[floa
             row[f"tolerance_{metric}"],
             judged(metric, unlike_names([row["unlike"]])),
             (row[f"{metric}_low"], row[f"{metric}_high"]),
+            row["unlike"] == REHEARSED,
         )
         for row in frame.to_dict("records")
     ]

@@ -6,6 +6,7 @@
     failed              the cell ended in an error, or in answers without a single round: there is no number
     different hardware  not the paper's setting: no GPU, or another target, budget, precision, length or number of
                         prompts, or, for times, another GPU; the numbers stand side by side and are not judged
+    rehearsal           of a rehearsed profile: tiny random models, of which a number says nothing
     not in the paper    a row of our own
 
 Tolerances and the paper's setting are in `paper_numbers.yaml`.
@@ -15,14 +16,17 @@ import math
 from collections.abc import Sequence
 
 MATCH, OUTSIDE, NOT_RUN, FAILED = "match", "outside", "not run", "failed"
-DIFFERENT, NOT_IN_PAPER = "different hardware", "not in the paper"
-SYMBOLS = {MATCH: "✓", OUTSIDE: "✗", NOT_RUN: "○", FAILED: "!", DIFFERENT: "≠", NOT_IN_PAPER: "—"}
+DIFFERENT, REHEARSED, NOT_IN_PAPER = "different hardware", "rehearsal", "not in the paper"
+SYMBOLS = {
+    MATCH: "✓", OUTSIDE: "✗", NOT_RUN: "○", FAILED: "!", DIFFERENT: "≠", REHEARSED: "…", NOT_IN_PAPER: "—",
+}  # fmt: skip
 MEANINGS = {
     MATCH: "our number, or its 95% interval over prompts, lies within the tolerance of the paper's",
     OUTSIDE: "neither our number nor its 95% interval lies within the tolerance of the paper's",
     NOT_RUN: "no record yet",
     FAILED: "the cell ended in an error; `python -m tevlib plan` lists it",
     DIFFERENT: "not the paper's setting, so not judged",
+    REHEARSED: "tiny random models, to see that everything runs; the number says nothing",
     NOT_IN_PAPER: "a row of our own",
 }
 
@@ -34,16 +38,19 @@ def judge(
     tolerance: float | None,
     comparable: bool,
     interval: tuple[float, float] | None = None,
+    rehearsed: bool = False,
 ) -> str:
     """The verdict on one number; None or NaN is no number.
 
     status: the cell's (finished, failed, not run). tolerance: largest difference from `paper` that is a match, in the
-    metric's own unit. interval: the ends of ours, if known.
+    metric's own unit. interval: the ends of ours, if known. rehearsed: the cell's profile is a rehearsal.
     """
     if status != "finished":
         return status
     if _missing(paper):
         return NOT_IN_PAPER
+    if rehearsed:
+        return REHEARSED
     if not comparable:
         return DIFFERENT
     if _missing(ours):
@@ -55,7 +62,7 @@ def judge(
 
 def row_verdict(verdicts: Sequence[str]) -> str:
     """The verdict on a row of numbers, as printed: the gravest of its cells, with its symbol."""
-    for word in (FAILED, NOT_RUN, OUTSIDE, DIFFERENT, MATCH):
+    for word in (FAILED, NOT_RUN, OUTSIDE, DIFFERENT, REHEARSED, MATCH):
         if word in verdicts:
             judged = [verdict for verdict in verdicts if verdict != NOT_IN_PAPER]
             where = f" in {judged.count(OUTSIDE)} of {len(judged)}" if word == OUTSIDE else ""

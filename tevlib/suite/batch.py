@@ -65,7 +65,7 @@ def run_cells(
     Ctrl-C passes through: finished cells are kept, the running ones leave no record.
     """
     devices = all_devices() if devices is None else devices
-    batch = _Batch(run or (lambda cells, output: _run_in_notebook(cells, output, timeout)), devices, since)
+    batch = _Batch(run or (lambda cells, output: run_in_notebook(cells, output, timeout)), devices, since)
     hashes, summary = distinct(cells), batch.summary
     batch.hashes = hashes
     waiting = [cell for cell in hashes if read_record(record_path(cell, hashes[cell])) is None]
@@ -176,7 +176,8 @@ def _note_failure(cell: Work, hash12: str, record: Path, error: str, summary: Su
     summary.failures.append((cell, error))
 
 
-def _run_in_notebook(cells: Sequence[Work], output: Path, timeout: float) -> None:
+def run_in_notebook(cells: Sequence[Work], output: Path, timeout: float = CELL_TIMEOUT_S) -> None:
+    """Do cells of one company in their notebook; its executed copy is at `output`."""
     first, *others = cells
     parameters = first.fields()
     if others:

@@ -174,10 +174,14 @@ def company_of(cells: Iterable[Work], hash12: str) -> list[Work]:
     return next(company for company in companies(hashes) if any(hashes[cell] == hash12 for cell in company))
 
 
+def training_parameters(folder: str, trained: Mapping[str, Mapping]) -> dict:
+    """The parameters of `20_train_drafter` that make the drafter `folder`, from what `load_trained` says of it."""
+    return {"drafter": folder, "out": f"runs/drafters/{folder.rstrip('/').split('/')[-1]}"} | dict(trained[folder])
+
+
 def training_command(folder: str, trained: Mapping[str, Mapping]) -> str:
     """The command that makes the drafter `folder`, from what the profile says of it (`load_trained`)."""
-    values = {"drafter": folder, "out": f"runs/drafters/{folder.rstrip('/').split('/')[-1]}"} | dict(trained[folder])
-    words = [f"{name}={value}" for name, value in values.items()]
+    words = [f"{name}={value}" for name, value in training_parameters(folder, trained).items()]
     return shlex.join(["python", "-m", "tevlib", "notebook", "20_train_drafter", *words])
 
 

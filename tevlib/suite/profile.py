@@ -12,6 +12,7 @@ from tevlib.suite.names import check_name, did_you_mean
 
 PROFILES = ("smoke", "laptop", "paper")
 LATENCY_TABLE = "table3"  # its cells are `VerifierCell`s
+REHEARSAL = "-rehearsal"  # how the name of a profile ends whose numbers stand for nothing: tevlib.suite.rehearsal
 
 
 def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Work]:
@@ -20,7 +21,7 @@ def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Work]:
     A cell whose drafter the profile lists as `trained` is there before its drafter is. Raises `ValueError` for an
     unknown profile, table or field and for a cell that cannot be run.
     """
-    path, written = _read_profile(name)
+    path, written = read_profile(name)
     wanted = [str(table) for table in tables or written["tables"]]
     known = {str(table): body for table, body in written["tables"].items()}
     for table in wanted:
@@ -36,10 +37,10 @@ def load_profile(name: str, tables: Sequence[str] | None = None) -> list[Work]:
 
 def load_trained(name: str) -> dict[str, dict]:
     """Drafter folders that a profile's user makes -> the parameters of `20_train_drafter` that make them."""
-    return dict(_read_profile(name)[1].get("trained") or {})
+    return dict(read_profile(name)[1].get("trained") or {})
 
 
-def _read_profile(name: str) -> tuple[Path, dict]:
+def read_profile(name: str) -> tuple[Path, dict]:
     """Where a profile is written, and what: a mapping with `tables`, maybe `defaults` and `trained`."""
     path = Path(name).expanduser() if str(name).endswith((".yaml", ".yml")) else None
     if path is None:
