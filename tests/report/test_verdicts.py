@@ -38,6 +38,16 @@ def test_the_papers_own_numbers_match():
     assert shown.loc["ours - paper", ("GSM8K", "τ")] == "+0.00 ✓"
 
 
+def test_a_rehearsal_is_never_judged():
+    """The paper's target, GPU and very numbers, from a profile that was rehearsed: neither match nor outside."""
+    outcomes = [as_paper(suite, profile="paper-rehearsal") for suite in SUITES]
+    assert set(verdicts(outcomes)) == set(verdicts(outcomes, "speedup")) == {"rehearsal"}
+    table = decode_table("table4", outcomes)
+    shown = layout(table).loc["original (base)", "TEV"]
+    assert shown.loc["ours", ("Verdict", "τ ±0.15")] == "… rehearsal"
+    assert any("random models" in note for note in layout(table).attrs["notes"])
+
+
 def test_an_interval_that_reaches_the_tolerance_is_a_match():
     """0.3 above the paper with an interval of 0.1 is outside 0.15; with one of 0.2 it is a match; the tolerance is in
     the frame, relative for SR."""
@@ -138,5 +148,5 @@ def test_a_verdict_has_a_sign_and_a_colour(tmp_path):
     _, md, _, tex = write_table(table, tmp_path)
     assert r"$\times$ outside in 2 of 5" in tex.read_text() and "✗" not in tex.read_text()
     assert "✗ outside: neither" in md.read_text() and "! failed: " in md.read_text()
-    assert all(sign in "✓✗○!≠—" for sign in SYMBOLS.values())
+    assert all(sign in "✓✗○!≠…—" for sign in SYMBOLS.values())
     assert "Verdict τ ±0.15" in markdown(layout(table))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 from pandas.io.formats.style import Styler
 
-from tevlib.report.verdicts import DIFFERENT, FAILED, MATCH, NOT_IN_PAPER, NOT_RUN, OUTSIDE, SYMBOLS
+from tevlib.report.verdicts import DIFFERENT, FAILED, MATCH, NOT_IN_PAPER, NOT_RUN, OUTSIDE, REHEARSED, SYMBOLS
 
 DASH = "—"
 DAGGER = "†"
@@ -20,6 +20,7 @@ COLOURS = {  # beside the symbols, never instead of them; told apart by the colo
     NOT_RUN: "color: #5f5f5f",
     FAILED: "color: #9c2f6f; font-weight: bold",
     DIFFERENT: "color: #00568a",
+    REHEARSED: "color: #5f5f5f",
     NOT_IN_PAPER: "color: #5f5f5f",
 }
 SHEET = {  # selectors -> CSS
@@ -33,8 +34,8 @@ SHEET = {  # selectors -> CSS
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "τ": r"$\tau$", "±": r"$\pm$", "≤": r"$\le$",
-    "≠": r"$\neq$", "†": r"$\dagger$", "✓": r"\checkmark{}", "✗": r"$\times$", "○": r"$\circ$", DASH: "---",
-    ">": "$>$", "<": "$<$", "|": r"$|$",
+    "≠": r"$\neq$", "…": r"\dots{}", "†": r"$\dagger$", "✓": r"\checkmark{}", "✗": r"$\times$", "○": r"$\circ$",
+    DASH: "---", ">": "$>$", "<": "$<$", "|": r"$|$",
 }  # fmt: skip
 
 

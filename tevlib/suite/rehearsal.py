@@ -28,8 +28,8 @@ from tevlib.suite.profile import REHEARSAL, load_profile, load_trained, read_pro
 
 LARGEST = {"prompts": 1, "repeats": 1, "max_new_tokens": 8, "rounds": 2}  # what a profile has more of is cut to
 TRAINING = {  # of every drafter that the profile trains; what is not here stays as the profile has it
-    "prompts": 6, "self_made": 1, "max_prompt_tokens": 400, "rollout_tokens": 12, "held_out": 1, "steps": 2,
-    "sequences": 2, "anchors": 2, "trees": 1, "validation_contexts": 1, "decode_prompts": 1, "decode_tokens": 4,
+    "prompts": 12, "self_made": 8, "max_prompt_tokens": 400, "rollout_tokens": 12, "held_out": 1, "steps": 2,
+    "sequences": 2, "anchors": 2, "trees": 1, "validation_contexts": 1, "decode_prompts": 2, "decode_tokens": 4,
 }  # fmt: skip
 
 
@@ -144,6 +144,7 @@ def _rehearse(stage: Stage, tables: Sequence[str] | None) -> Outcome:
     outcome, trained = Outcome(), load_trained(profile)
     for drafter in to_be_trained(load_profile(profile, tables), trained):
         parameters = training_parameters(drafter, trained)
+        print(f"training {Path(drafter).name} for {parameters['steps']} steps", flush=True)
         if _ran("20_train_drafter", parameters, stage.folder / "runs" / f"train-{Path(drafter).name}.ipynb", outcome):
             outcome.trained.append(drafter)
     cells = load_profile(profile, tables)

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import tevlib
+
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS, WINDOW = 64, 4, 2, 16, 4, 16
 BLOCK = 16  # as the released drafters
 TAPS = (0, 2)
+STOP = 0.03  # about the chance of a stop token
+TOKENS = 600  # of a tokenizer that is made here, from the package's own text
 SPARE_ROWS = 24  # of the embedding, without a token: some drafters' mask is one
 
 CHATML = (
@@ -41,7 +46,8 @@ TURNS = (
 @dataclass(frozen=True)
 class Family:
     """How models of a family differ: configuration class and values, special tokens (first: padding), which of them
-    begin and end a text, which end an answer, the chat template, and the drafters' mask (None: a row without a token).
+    begin and end a text, which end an answer, the chat template, the drafters' mask (None: a row without a token),
+    whether their layers slide, and how far the embedding's random rows are apart.
     """
 
     config: Callable[..., object]
@@ -51,6 +57,8 @@ class Family:
     stops: tuple[str, ...]
     template: str
     mask: str | None = None
+    sliding: bool = False
+    embedding: float = 0.1
 
 
 def _qwen3(**shape):
@@ -79,12 +87,14 @@ def _llama3(**shape):
 
 
 def _gemma4(**shape):
-    from transformers import Gemma4TextConfig
+    """Text beside vision and audio, as the hub has it; here without weights for those."""
+    from transformers import Gemma4UnifiedConfig
 
-    kinds = ["sliding_attention", "full_attention"] * (LAYERS // 2)
-    return Gemma4TextConfig(
-        **shape, layer_types=kinds, sliding_window=WINDOW, final_logit_softcapping=30.0, hidden_size_per_layer_input=0,
-    )  # fmt: skip
+    text = shape | {
+        "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2), "sliding_window": WINDOW,
+        "global_head_dim": 2 * HEAD_DIM, "final_logit_softcapping": 30.0,
+    }  # fmt: skip
+    return Gemma4UnifiedConfig(text_config=text, tie_word_embeddings=shape["tie_word_embeddings"])
 
 
 IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
@@ -100,7 +110,7 @@ FAMILIES = {
     ),
     "gemma4": Family(
         _gemma4, ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"),
-        "<bos>", "<eos>", ("<eos>", "<end_of_turn>"), TURNS, "<mask>",
+        "<bos>", "<eos>", ("<eos>", "<end_of_turn>"), TURNS, "<mask>", True, 0.25,
     ),
 }  # fmt: skip
 MODELS = {  # hub id -> family, and whether its head is its embedding
@@ -120,7 +130,7 @@ def write_models(cache: Path, drafters: Mapping[str, str], tokenizers: Path | No
     """
     written = {name: write_target(cache, name, tokenizers) for name in dict.fromkeys(drafters.values())}
     for place, (name, target) in enumerate(drafters.items()):
-        write_drafter(cache, name, written[target], sharded=place % 2 == 1)
+        write_drafter(cache, name, written[target], FAMILIES[MODELS[target][0]], sharded=place % 2 == 1)
     return [*written, *drafters]
 
 
@@ -144,7 +154,7 @@ def write_target(cache: Path, name: str, tokenizers: Path | None = None) -> Path
     with torch.random.fork_rng():
         torch.manual_seed(_seed(name))
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        _fill(model)
+        _fill(model, family.embedding)
         _favour(model, stops)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=stops, pad_token_id=tokenizer.pad_token_id
@@ -155,7 +165,7 @@ def write_target(cache: Path, name: str, tokenizers: Path | None = None) -> Path
     return folder
 
 
-def write_drafter(cache: Path, name: str, target: Path, sharded: bool) -> Path:
+def write_drafter(cache: Path, name: str, target: Path, family: Family, sharded: bool) -> Path:
     """The snapshot folder of a random drafter for the target in `target`, in the layout of the released ones.
 
     Those are of two kinds: one file and the values of the block at the top level, or, `sharded`, several files with an
@@ -165,30 +175,33 @@ def write_drafter(cache: Path, name: str, target: Path, sharded: bool) -> Path:
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoTokenizer
 
-    from tevlib.decoding.checkpoint import drafter_config_from
     from tevlib.decoding.drafter import DFlashDraftModel
+    from tevlib.decoding.drafter_config import read_config
 
     source = AutoConfig.from_pretrained(target).get_text_config()
     tokenizer = AutoTokenizer.from_pretrained(target)
-    mask = next((family.mask for family in FAMILIES.values() if family.eos == tokenizer.eos_token), None)
     block = {"block_size": BLOCK, "num_target_layers": source.num_hidden_layers}
     nested = {
-        "mask_token_id": len(tokenizer) if mask is None else tokenizer.convert_tokens_to_ids(mask),
+        "mask_token_id": len(tokenizer) if family.mask is None else tokenizer.convert_tokens_to_ids(family.mask),
         "target_layer_ids": list(TAPS),
     }
+    slides = {"sliding_window": None, "use_sliding_window": False}
+    if family.sliding:
+        slides = {"sliding_window": WINDOW, "use_sliding_window": True}
+        nested |= {"final_logit_softcapping": 30.0, "input_embedding_scale": HIDDEN**0.5}
     raw = {
         "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dtype": "bfloat16",
         "auto_map": {"AutoModel": "dflash.DFlashDraftModel"}, "num_hidden_layers": 2, "max_window_layers": 2,
-        "layer_types": ["full_attention"] * 2, "hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
-        "vocab_size": source.vocab_size, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "rope_scaling": None,
-        "max_position_embeddings": source.max_position_embeddings, "hidden_act": "silu", "attention_bias": False,
-        "attention_dropout": 0.0, "sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": False,
-        **({} if sharded else block), "dflash_config": nested | (block if sharded else {}),
+        "layer_types": ["sliding_attention" if family.sliding else "full_attention", "full_attention"],
+        "hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "vocab_size": source.vocab_size, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000, "rope_scaling": None, "max_position_embeddings": source.max_position_embeddings,
+        "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False,
+        **slides, **({} if sharded else block), "dflash_config": nested | (block if sharded else {}),
     }  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(_seed(name))
-        model = DFlashDraftModel(drafter_config_from(raw, name)).to(torch.bfloat16)
+        model = DFlashDraftModel(read_config(raw, name)).to(torch.bfloat16)
         _fill(model)
     tensors = {key: value.contiguous() for key, value in model.state_dict().items()}
     folder = _snapshot(cache, name)
@@ -217,16 +230,25 @@ def _snapshot(cache: Path, name: str) -> Path:
 
 
 def _tokenizer(family: Family, real: Path | None):
-    """The tokenizer in the folder `real` where there is one, else bytes as tokens, the family's special ones first."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    """The tokenizer in the folder `real` where there is one, else a small one, the family's special tokens first."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if real is not None and real.is_dir():
         return AutoTokenizer.from_pretrained(real)
-    names = [*family.specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    inner = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
+    text = [path.read_text(encoding="utf-8") for path in sorted(Path(tevlib.__file__).parent.rglob("*.py"))]
+    inner.train_from_iterator(
+        text,
+        trainers.BpeTrainer(
+            vocab_size=TOKENS,
+            special_tokens=list(family.specials),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        ),
+    )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner, bos_token=family.bos, eos_token=family.eos, pad_token=family.specials[0],
         extra_special_tokens=[name for name in family.specials[1:] if name not in (family.bos, family.eos)],
@@ -235,25 +257,35 @@ def _tokenizer(family: Family, real: Path | None):
     return tokenizer
 
 
-def _fill(model) -> None:
-    """Random weights, large enough that what comes next depends on what was before; norms stay as they are."""
+def _fill(model, embedding: float = 0.1) -> None:
+    """Random weights, `embedding` the standard deviation of that; norms stay as they are.
+
+    What layers add is small and the head's rows differ: some tokens are likely, none is certain.
+    """
     import torch
 
+    sizes = {"embed": embedding, "lm_head": 0.3}
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "norm" not in name and value.ndim > 1:
-                value.normal_(0, 0.2)
+                value.normal_(0, next((size for part, size in sizes.items() if part in name), 0.05))
 
 
 def _favour(model, stops: list[int]) -> None:
-    """Let every answer end sooner or later: one coordinate is the same for all tokens, and only `stops` read it."""
+    """Let answers end sooner or later: one coordinate is the same for all tokens, and the rows of `stops` read that
+    alone, so that each step ends an answer with a chance of about `STOP`."""
     import torch
 
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     with torch.no_grad():
-        head[:, 0] = 0.0
         embedding[:, 0] = 1.0
-        head[stops, 0] += 2.0
+        if head is not embedding:
+            head[:, 0] = 0.0
+        head[stops] = 0.0
+        states = model.get_decoder()(input_ids=torch.randint(len(head), (1, 256)), use_cache=False).last_hidden_state
+        states = states[0].float()
+        wanted = (states @ head.float().T).logsumexp(-1) + math.log(STOP / len(stops))
+        head[stops, 0] = (wanted / states[:, 0]).median().to(head.dtype)
 
 
 def _seed(name: str) -> int:
