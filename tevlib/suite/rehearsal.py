@@ -28,7 +28,7 @@ from tevlib.suite.profile import REHEARSAL, load_profile, load_trained, read_pro
 
 LARGEST = {"prompts": 1, "repeats": 1, "max_new_tokens": 8, "rounds": 2}  # what a profile has more of is cut to
 TRAINING = {  # of every drafter that the profile trains; what is not here stays as the profile has it
-    "prompts": 12, "self_made": 8, "max_prompt_tokens": 400, "rollout_tokens": 12, "held_out": 1, "steps": 2,
+    "prompts": 8, "self_made": 4, "max_prompt_tokens": 400, "rollout_tokens": 12, "held_out": 1, "steps": 2,
     "sequences": 2, "anchors": 2, "trees": 1, "validation_contexts": 1, "decode_prompts": 2, "decode_tokens": 4,
 }  # fmt: skip
 

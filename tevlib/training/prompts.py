@@ -9,6 +9,9 @@ from tevlib.decoding.target import Target
 from tevlib.sources.chat import chat_ids
 from tevlib.sources.prompts import load_prompts, training_prompts
 from tevlib.training.rollouts import rollouts
+from tevlib.trees.seeds import stream_seed
+
+ROUNDS = 4  # of asking a target for prompts of its own, before too few is an error
 
 
 def rollout_prompts(
@@ -48,16 +51,21 @@ def _short(target: Target, texts: list[str], most: int) -> list[list[int]]:
 
 
 def self_made_prompts(target: Target, n: int, seed: int, max_tokens: int = 64) -> list[str]:
-    """Up to `n` distinct user turns that the target writes after its chat template's opening of one, temperature 1."""
+    """Up to `n` distinct user turns that the target writes after its chat template's opening of one, temperature 1.
+
+    Texts without an end, or of a word, do not count: `2 * n` are begun, and as many again up to `ROUNDS` times.
+    """
     opening = user_turn_opening(target)
     found: dict[str, None] = {}
-    for made in rollouts(target, [opening] * (2 * n), (), temperature=1.0, max_new_tokens=max_tokens, seed=seed):
-        ids = made.ids[made.prompt_length :].tolist()
-        text = target.tokenizer.decode(ids, skip_special_tokens=True).strip()
-        if ids[-1] in target.stop_ids and len(text) > 8:
-            found[text] = None
-        if len(found) == n:
-            break
+    for attempt in range(ROUNDS):
+        drawn = seed if attempt == 0 else stream_seed(seed, attempt)
+        for made in rollouts(target, [opening] * (2 * n), (), temperature=1.0, max_new_tokens=max_tokens, seed=drawn):
+            ids = made.ids[made.prompt_length :].tolist()
+            text = target.tokenizer.decode(ids, skip_special_tokens=True).strip()
+            if ids[-1] in target.stop_ids and len(text) > 8:
+                found[text] = None
+            if len(found) == n:
+                return list(found)
     return list(found)
 
 
