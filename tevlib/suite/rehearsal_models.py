@@ -58,7 +58,7 @@ class Family:
     template: str
     mask: str | None = None
     sliding: bool = False
-    embedding: float = 0.1
+    embedding: float = 0.15
 
 
 def _qwen3(**shape):
@@ -257,7 +257,7 @@ def _tokenizer(family: Family, real: Path | None):
     return tokenizer
 
 
-def _fill(model, embedding: float = 0.1) -> None:
+def _fill(model, embedding: float = 0.15) -> None:
     """Random weights, `embedding` the standard deviation of that; norms stay as they are.
 
     What layers add is small and the head's rows differ: some tokens are likely, none is certain.
