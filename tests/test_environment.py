@@ -38,7 +38,7 @@ def test_pins_lie_in_the_ranges():
 
 
 def test_the_package_of_the_round_trips_is_pinned_and_installed_alone():
-    """z-lab's `dflash` asks for exact versions of other packages: the Makefile installs it without them, and it works."""
+    """z-lab's `dflash` asks for exact versions of other packages: the Makefile installs it without them."""
     from importlib.metadata import version
 
     assert requirements("requirements-dflash.txt") == {"dflash": f"=={version('dflash')}"}
