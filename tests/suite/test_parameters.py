@@ -99,6 +99,15 @@ def test_command_line_text_follows_the_declared_type(write_notebook, key, text, 
     assert from_text(text, known(write_notebook)[key]) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("10", 10), ("auto", "auto"), ("1.5", "1.5"), ("None", "None"), ("[1]", "[1]")]
+)
+def test_a_number_or_a_word_is_told_apart(write_notebook, text, value):
+    """A budget of 10 from a command line is the number; what is no whole number stays the word that it may be."""
+    found = from_text(text, known(write_notebook, "budget: int | str = 16  # or auto\n")["budget"])
+    assert found == value and type(found) is type(value)
+
+
 @pytest.mark.parametrize(("key", "text"), [("seed", "1.5"), ("seed", "x"), ("top_p", "much"), ("fast", "1")])
 def test_command_line_text_that_does_not_fit_is_refused(write_notebook, key, text):
     """Text of another type is a ValueError that names the parameter."""

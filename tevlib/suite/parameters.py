@@ -70,15 +70,20 @@ def checked(parameters: dict, known: dict[str, Parameter], name: str) -> dict:
 def from_text(text: str, parameter: Parameter) -> object:
     """The value that `text` (from a command line) means for a declared parameter: a string stays one, else JSON/Python.
 
-    Raises `ValueError` naming the parameter where the text does not fit its type.
+    Where a number or a string may stand (`int | str`), text that is such a number is one. Raises `ValueError` naming
+    the parameter where the text does not fit its type.
     """
-    if _fits(text, parameter.kind):
+    if parameter.kind is str:
         return text
     words = {"true": True, "false": False, "none": None, "null": None, "nan": math.nan, "inf": math.inf}
     try:
         value = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
     except (ValueError, SyntaxError):
+        if _fits(text, parameter.kind):
+            return text
         raise ValueError(f"parameter {parameter.name!r} must be {_name(parameter.kind)}, got {text!r}") from None
+    if _fits(text, parameter.kind) and not (type(value) in (int, float) and _fits(value, parameter.kind)):
+        return text
     return _fitted(parameter.name, plain(parameter.name, value), parameter.kind)
 
 
