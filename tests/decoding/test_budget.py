@@ -221,6 +221,23 @@ def test_a_budget_of_ones_own_is_used_and_kept(llama):
     assert runs[0] == runs[1] and runs[0][2] != 1
 
 
+@pytest.mark.parametrize("fault", ["a block of the anchor alone", "NaN", "a prompt past the drafter's positions"])
+@pytest.mark.filterwarnings("ignore:round .*NaN")
+def test_rounds_that_draft_nothing_are_steps_too(llama, fault):
+    """Measuring ends however little a drafter drafts: every round counts, and the text is the target's own."""
+    drafter = make_drafter(llama, block_size=1 if fault.startswith("a block") else 8)
+    if fault == "NaN":
+        torch.nn.init.constant_(drafter.norm.weight, torch.nan)
+    if fault.startswith("a prompt"):
+        drafter.config.max_position_embeddings = len(PROMPT)
+    how = dict(max_new_tokens=12, stop=())
+    ladder = Ladder(3)
+    answer = speculate(llama, drafter, PROMPT, budget=ladder, **how)
+    assert ladder.taken == len(answer.rounds) == 11
+    automatic = speculate(llama, drafter, PROMPT, budget="auto", **how)
+    assert automatic.tokens == answer.tokens == autoregressive(llama, PROMPT, **how).tokens
+
+
 def test_what_no_budget_can_be_is_refused(llama):
     """Another word than auto, and an automatic budget for a chain of draws, whose law a cut would change."""
     drafter = make_drafter(llama)

@@ -132,12 +132,12 @@ def speculate(
         times = {"draft": clock.lap()}
         q = None
         if log_probs is None:
-            tree = DraftTree([root], [-1]).to(target.device)
+            tree = budget.cut(DraftTree([root], [-1]).to(target.device))
         elif bool(log_probs[:, 0].isnan().any()):  # one NaN, or nothing finite, makes a whole row of log_softmax NaN
             warnings.warn(
                 f"round {len(rounds)}: the drafter's logits hold NaN; this round drafts nothing", stacklevel=2
             )
-            tree = DraftTree([root], [-1]).to(target.device)
+            tree = budget.cut(DraftTree([root], [-1]).to(target.device))
         elif builder == SAMPLED_CHAIN:
             tree, q = draw_chain(proposals.widened(log_probs), budget.drafts, root, temperature, generator)
         else:
