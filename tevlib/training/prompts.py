@@ -11,7 +11,7 @@ from tevlib.sources.prompts import load_prompts, training_prompts
 from tevlib.training.rollouts import rollouts
 from tevlib.trees.seeds import stream_seed
 
-ROUNDS = 4  # of asking a target for prompts of its own, before too few is an error
+ROUNDS = 8  # of asking a target for prompts of its own, before too few is an error
 
 
 def rollout_prompts(
