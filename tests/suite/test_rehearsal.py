@@ -96,3 +96,5 @@ def test_training_cells_and_tables_run_by_the_profile_itself(home, tmp_path):
     assert not (home / "data").exists()  # nothing beside the rehearsal's own folder
     record = json.loads(next((stage.folder / "data" / "results").glob("????????????.json")).read_text())
     assert record["cell"]["profile"] == "part-rehearsal" and record["cell"]["target"] == "Qwen/Qwen3-4B"
+    (snapshot,) = (stage.hub / "models--Qwen--Qwen3-4B" / "snapshots").iterdir()
+    assert record["target"]["revision"] == snapshot.name  # the commit of what was loaded, not "unknown"

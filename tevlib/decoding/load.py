@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -101,7 +102,7 @@ def load_target(
     tokenizer = AutoTokenizer.from_pretrained(folder, **where)
     info = TargetInfo(
         source=name,
-        revision=revision or config.to_dict().get("_commit_hash") or "unknown",
+        revision=revision if isinstance(folder, Path) else hub_commit(name, revision),
         dtype=dtype,
         parameters=sum(p.numel() for p in model.parameters()),
         device=device,
@@ -110,6 +111,13 @@ def load_target(
     target = Target(model, tokenizer, info)
     check_logits(target)
     return target
+
+
+def hub_commit(name: str, revision: str | None = None) -> str:
+    """The commit of a hub model that the hub's cache has for `revision` (a branch, a tag; None: the main branch), else
+    the revision as it was given, or "unknown"."""
+    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else revision or "unknown"
 
 
 def choose_products(model: torch.nn.Module) -> str:
