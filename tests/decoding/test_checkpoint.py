@@ -211,6 +211,10 @@ def test_missing_and_extra_tensors_and_shards_are_named(saved):
     (folder / "b.safetensors").unlink()
     with pytest.raises(ValueError, match=r"missing shards b\.safetensors"):
         load_drafter(folder, target)
+    for broken in ({}, {"weight_map": None}, {"weight_map": {"fc.weight": 3}}):
+        (folder / "model.safetensors.index.json").write_text(json.dumps(broken))
+        with pytest.raises(ValueError, match=r"index\.json: weight_map must say in which file"):
+            load_drafter(folder, target)
 
 
 def test_a_drafter_of_another_target_is_refused(saved):
@@ -334,10 +338,25 @@ def test_half_written_files_are_named(saved, name):
         ({"dflash_config": {"target_layer_ids": [-1, 0], "mask_token_id": 5}}, r"reads layers \[-1, 0\]"),
         ({"dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": -1}}, "mask id -1"),
         ({"block_size": 0}, "block_size must be an integer >= 1, got 0"),
+        ({"block_size": True}, "block_size must be an integer >= 1, got True"),
+        ({"hidden_size": "32"}, "hidden_size must be an integer >= 1, got '32'"),
+        ({"num_target_layers": "four"}, "num_target_layers must be an integer >= 1, got 'four'"),
+        ({"architectures": 3}, "architectures is 3"),
+        ({"attention_bias": "no"}, "expected bool, got str"),
+        ({"layer_types": 2}, "layer_types must list the kind of every layer, got 2"),
+        ({"is_causal": "yes"}, "are true or false, got 'yes'"),
+        ({"dflash_config": [1]}, r"dflash_config must be an object, got \[1\]"),
+        ({"dflash_config": {"target_layer_ids": "0,2", "mask_token_id": 5}}, "must be a list of layers .* got '0,2'"),
+        ({"dflash_config": {"target_layer_ids": [0, None], "mask_token_id": 5}}, r"got \[0, None\]"),
+        ({"dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": 5.5}}, "must be a token id, got 5.5"),
+        ({"tevlib_target": "qwen"}, "tevlib_target must be an object, got 'qwen'"),
+        ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta must be a positive number, got '1e4'"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "spiral"}}, "rope_type is 'spiral', not one of default"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear"}}, "Missing required keys.*factor"),
     ],
 )
-def test_impossible_numbers_are_refused(saved, changed, words):
-    """A negative layer would be counted from the end in silence."""
+def test_impossible_values_are_refused(saved, changed, words):
+    """A negative layer would be counted from the end in silence, another type stumble where nobody names it."""
     target, folder, change = saved
     change(**changed)
     with pytest.raises(ValueError, match=words):

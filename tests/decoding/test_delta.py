@@ -61,6 +61,14 @@ def test_a_difference_from_nothing_or_from_another_is_refused(two, tmp_path):
     (small / "config.json").write_text(json.dumps(config | {"tevlib_delta_of": "../nowhere"}))
     with pytest.raises(ValueError, match=r"delta.safetensors is a difference from the drafter at .*nowhere"):
         load_drafter(small, target)
+    (small / "config.json").write_text(json.dumps(config | {"tevlib_delta_of": None}))
+    with pytest.raises(ValueError, match=r"delta.safetensors: tevlib_delta_of .* must be the base's folder, got None"):
+        load_drafter(small, target)
+    circle = save_drafter(tuned, tmp_path / "circle", target=target, delta_of=folder)
+    for one, other in ((small, "circle"), (circle, "tuned")):
+        (one / "config.json").write_text(json.dumps(config | {"tevlib_delta_of": f"../{other}"}))
+    with pytest.raises(ValueError, match=r"circle.delta.safetensors is a difference from the drafter at .*tuned"):
+        load_drafter(small, target)
     save_drafter(make_drafter(target, layers=1), tmp_path / "other", target=target)
     (small / "config.json").write_text(json.dumps(config | {"tevlib_delta_of": "../other"}))
     with pytest.raises(ValueError, match=r"delta.safetensors: a difference for another base: .*unexpected"):

@@ -143,7 +143,7 @@ def check_target(raw: dict, config: Qwen3Config, target: Target, where: str) -> 
             "the target's own head and cap"
         )
     mine = target.fingerprint()
-    stated = {"hidden_size": config.hidden_size, "num_layers": config.num_target_layers, **raw.get(FINGERPRINT, {})}
+    stated = {"hidden_size": config.hidden_size, "num_layers": config.num_target_layers, **(raw.get(FINGERPRINT) or {})}
     for key in ("hidden_size", "num_layers", "vocab_size", "tokenizer"):
         if stated.get(key) is not None and stated[key] != mine[key]:
             raise ValueError(
@@ -173,20 +173,27 @@ def _without_the_targets_own(tensors: dict[str, torch.Tensor], target: Target, w
     return {name: value for name, value in tensors.items() if name not in TARGETS_OWN}
 
 
-def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
+def _read_weights(folder: Path, above: tuple[Path, ...] = ()) -> dict[str, torch.Tensor]:
+    """All tensors of `folder`; `above`: the folders whose difference from this one is wanted."""
     if (folder / DELTA).is_file():
-        base = (folder / _read_json(folder / CONFIG).get(DELTA_OF, "")).resolve()
-        if base == folder.resolve() or not (base / CONFIG).is_file():
+        stated, above = _read_json(folder / CONFIG).get(DELTA_OF), (*above, folder.resolve())
+        if not isinstance(stated, str):
+            raise ValueError(f"{folder / DELTA}: {DELTA_OF} in {CONFIG} must be the base's folder, got {stated!r}")
+        base = (folder / stated).resolve()
+        if base in above or not (base / CONFIG).is_file():
             raise ValueError(f"{folder / DELTA} is a difference from the drafter at {base}, and none is there")
         try:
-            return unpack(_load(folder / DELTA), _read_weights(base))
+            return unpack(_load(folder / DELTA), _read_weights(base, above))
         except ValueError as error:
             raise ValueError(f"{folder / DELTA}: {error}") from error
     if (folder / WEIGHTS).is_file():
         return _load(folder / WEIGHTS)
     if not (folder / INDEX).is_file():
         raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
-    shards = sorted(set(_read_json(folder / INDEX)["weight_map"].values()))
+    where = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(shard, str) for shard in where.values()):
+        raise ValueError(f"{folder / INDEX}: weight_map must say in which file each tensor is, got {where!r:.200}")
+    shards = sorted(set(where.values()))
     absent = [shard for shard in shards if not (folder / shard).is_file()]
     if absent:
         raise ValueError(f"{folder}: missing shards {', '.join(absent)}")

@@ -10,14 +10,21 @@ import math
 from typing import NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 FINGERPRINT = "tevlib_target"  # our own key in config.json: what the drafter was trained on
 DELTA_OF = "tevlib_delta_of"  # another: the folder, seen from this one, of the drafter that a difference is from
 
 REQUIRED = ("target_layer_ids", "mask_token_id", "block_size")
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+COUNTS = (
+    "block_size", "head_dim", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
+    "num_hidden_layers", "num_key_value_heads", "num_target_layers", "vocab_size",
+)  # fmt: skip
+OBJECTS = ("dflash_config", "rope_parameters", "rope_scaling", FINGERPRINT)
 KNOWN = {*REQUIRED, *SCALES, "num_target_layers", "causal", "is_causal"}
 REFUSED = {  # keys that are met in the wild, and what they ask for
     "attention_sink_bias": "an attention sink",
@@ -86,24 +93,32 @@ def read_config(raw: dict, where: str) -> Qwen3Config:
     Raises `ValueError` for another architecture, a key in `REFUSED` or an unknown one of `dflash_config`, an absent
     layer list, mask id, block size or rotary base, and values that cannot be.
     """
+    for key in OBJECTS:
+        if not isinstance(raw.get(key), dict | None):
+            raise ValueError(f"{where}: {key} must be an object, got {raw[key]!r}")
     _refuse_other_architectures(raw, where)
     nested = dict(raw.get("dflash_config") or {})
     _refuse_keys(raw, nested, where)
     found = {key: nested.get(key, raw.get(key)) for key in (*REQUIRED, *SCALES, "num_target_layers")}
     _check_values(raw, found, where)
-    causal = {v for v in (raw.get("is_causal"), nested.get("is_causal"), nested.get("causal")) if v is not None}
-    if len(causal) > 1:
+    causal = [v for v in (raw.get("is_causal"), nested.get("is_causal"), nested.get("causal")) if v is not None]
+    if strange := [v for v in causal if not isinstance(v, bool)]:
+        raise ValueError(f"{where}: is_causal and dflash_config.causal are true or false, got {strange[0]!r}")
+    if len(set(causal)) > 1:
         raise ValueError(f"{where}: is_causal and dflash_config.causal contradict each other")
     skip = {"rope_theta", "rope_scaling", "rope_parameters", "auto_map", "transformers_version"}
     skip |= {"dflash_config", "is_causal", "dtype", "torch_dtype", FINGERPRINT, DELTA_OF, *found}
-    config = Qwen3Config(
-        **{k: v for k, v in raw.items() if k not in skip},
-        rope_parameters=_rope(raw, where),
-        block_size=found.pop("block_size"),
-        num_target_layers=found.pop("num_target_layers"),
-        dflash_config={k: v for k, v in found.items() if v is not None},
-        **({"is_causal": bool(causal.pop())} if causal else {}),
-    )
+    values = {k: v for k, v in raw.items() if k not in skip}
+    values |= {"rope_parameters": _rope(raw, where)} | ({"is_causal": causal[0]} if causal else {})
+    try:
+        config = Qwen3Config(
+            **values,
+            block_size=found.pop("block_size"),
+            num_target_layers=found.pop("num_target_layers"),
+            dflash_config={k: v for k, v in found.items() if v is not None},
+        )
+    except (StrictDataclassError, KeyError) as error:  # of other types, a rotary scaling with parts missing
+        raise ValueError(f"{where}: {error.args[0]}") from error
     window = raw.get("sliding_window")
     in_force = config.use_sliding_window and isinstance(window, int) and window >= 1
     if "sliding_attention" in config.layer_types and not in_force:
@@ -139,8 +154,9 @@ def _refuse_other_architectures(raw: dict, where: str) -> None:
     architectures = raw.get("architectures") or []
     if architectures == ["DFlashDraftModel"]:
         return
-    known = [f"{name} is {OTHERS[name]}" for name in architectures if name in OTHERS]
-    if any(name.endswith("ForCausalLM") for name in architectures):
+    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    known = [f"{name} is {OTHERS[name]}" for name in names if name in OTHERS]
+    if any(name.endswith("ForCausalLM") for name in names):
         known = ["that is a target, or a drafter saved through a class of transformers: load_target reads targets"]
     raise ValueError(
         f"{where}: architectures is {architectures}, only ['DFlashDraftModel'] is read"
@@ -167,14 +183,23 @@ def _check_values(raw: dict, found: dict, where: str) -> None:
             raise ValueError(
                 f"{where}: config.json lacks {key}; it is not guessed, since a wrong guess loads in silence"
             )
-    if not isinstance(found["block_size"], int) or found["block_size"] < 1:
-        raise ValueError(f"{where}: block_size must be an integer >= 1, got {found['block_size']!r}")
+    for key in COUNTS:
+        value = found.get(key, raw.get(key))
+        if value is not None and not (type(value) is int and value >= 1):
+            raise ValueError(f"{where}: {key} must be an integer >= 1, got {value!r}")
+    taps, mask = found["target_layer_ids"], found["mask_token_id"]
+    if not isinstance(taps, list) or not taps or not all(type(tap) is int for tap in taps):
+        raise ValueError(f"{where}: target_layer_ids must be a list of layers such as [1, 9, 17], got {taps!r}")
+    if type(mask) is not int:
+        raise ValueError(f"{where}: mask_token_id must be a token id, got {mask!r}")
     for key in SCALES:
-        if found[key] is not None and not (isinstance(found[key], int | float) and 0 < found[key] < math.inf):
+        if found[key] is not None and not _positive(found[key]):
             raise ValueError(f"{where}: {key} must be a positive number, got {found[key]!r}")
     if raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"{where}: hidden_act is {raw['hidden_act']!r}, only 'silu' is computed")
     kinds, layers = raw.get("layer_types"), raw.get("num_hidden_layers")
+    if not isinstance(kinds, list | None) or not all(isinstance(kind, str) for kind in kinds or ()):
+        raise ValueError(f"{where}: layer_types must list the kind of every layer, got {kinds!r}")
     if kinds is not None and len(kinds) != layers:
         raise ValueError(f"{where}: layer_types lists {len(kinds)} layers, num_hidden_layers is {layers}")
     if unknown := set(kinds or ()) - {"full_attention", "sliding_attention"}:
@@ -189,7 +214,16 @@ def _rope(raw: dict, where: str) -> dict:
     theta = rope.get("rope_theta", raw.get("rope_theta"))
     if theta is None:
         raise ValueError(f"{where}: config.json has neither rope_parameters.rope_theta nor rope_theta")
+    if not _positive(theta):
+        raise ValueError(f"{where}: rope_theta must be a positive number, got {theta!r}")
     scaling = dict(raw.get("rope_scaling") or {})
     if "type" in scaling:
         scaling["rope_type"] = scaling.pop("type")
-    return {"rope_type": "default", **scaling, **rope, "rope_theta": theta}
+    read = {"rope_type": "default", **scaling, **rope, "rope_theta": theta}
+    if read["rope_type"] not in (known := ["default", *ROPE_INIT_FUNCTIONS]):
+        raise ValueError(f"{where}: rope_type is {read['rope_type']!r}, not one of {', '.join(known)}")
+    return read
+
+
+def _positive(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf

@@ -73,7 +73,7 @@ def export_drafter(
     for option, value in (("--base-model", base_model), ("--repo-id", repo_id)):
         if value is not None and not re.fullmatch(HUB_ID, value):
             raise ValueError(f"{option} is written owner/name, got {value!r}")
-    fingerprint = raw.get(FINGERPRINT, {})
+    fingerprint = raw.get(FINGERPRINT) or {}
     layers = config.num_target_layers or fingerprint.get("num_layers")
     if layers is None:
         raise ValueError(f"{folder / CONFIG} lacks num_target_layers, which z-lab's code needs")
