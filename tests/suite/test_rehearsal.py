@@ -13,6 +13,7 @@ from tevlib.sources.chat import chat_ids
 from tevlib.suite.cells import NO_DRAFTER, is_hub_id
 from tevlib.suite.doctor import refused
 from tevlib.suite.hub import Hub
+from tevlib.suite.models import drafter_folder
 from tevlib.suite.profile import load_profile, load_trained, read_profile
 from tevlib.suite.rehearsal import LARGEST, TRAINING, cut, hub_models, rehearse, set_stage
 from tevlib.suite.rehearsal_models import MODELS, write_models
@@ -50,13 +51,15 @@ def test_the_same_cells_are_left_with_their_sizes_cut(tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_target_of_the_paper_is_there_by_its_name(hub, name):
-    """datasets#4760: what fills the cache is what is found offline. Each target has its family's class, is not
-    refused, ends answers at every stop id, begins a chat with one BOS, and its released drafters fit it."""
+def test_every_target_of_the_paper_is_there_by_its_name(hub, name, monkeypatch):
+    """datasets#4760: what fills the cache is what is found offline. Each target has its family's class, names its
+    commit, is not refused, has all stop ids, begins a chat with one BOS, and its released drafters fit it."""
     found, pairs = hub
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(found.folder))
     assert found.cached(name) and refused(name, found.configuration(name)) is None
-    folder = next((found.folder / f"models--{name.replace('/', '--')}" / "snapshots").iterdir())
-    target = load_target(folder)
+    target = load_target(name)
+    (snapshot,) = (found.folder / f"models--{name.replace('/', '--')}" / "snapshots").iterdir()
+    assert target.info.revision == snapshot.name
     assert target.config.model_type == {
         "Qwen/Qwen3-4B": "qwen3", "Qwen/Qwen3-8B": "qwen3", "meta-llama/Llama-3.1-8B-Instruct": "llama",
         "google/gemma-4-12b-it": "gemma4_unified_text", "Qwen/Qwen3-Coder-30B-A3B-Instruct": "qwen3_moe",
@@ -67,8 +70,7 @@ def test_every_target_of_the_paper_is_there_by_its_name(hub, name):
     drafters = [drafter for drafter, of in pairs.items() if of == name]
     assert drafters
     for drafter in drafters:
-        where = next((found.folder / f"models--{drafter.replace('/', '--')}" / "snapshots").iterdir())
-        assert load_drafter(where, target).block_size == 16
+        assert load_drafter(drafter_folder(drafter), target).block_size == 16
 
 
 def test_an_unknown_architecture_is_named(tmp_path):
@@ -96,5 +98,3 @@ def test_training_cells_and_tables_run_by_the_profile_itself(home, tmp_path):
     assert not (home / "data").exists()  # nothing beside the rehearsal's own folder
     record = json.loads(next((stage.folder / "data" / "results").glob("????????????.json")).read_text())
     assert record["cell"]["profile"] == "part-rehearsal" and record["cell"]["target"] == "Qwen/Qwen3-4B"
-    (snapshot,) = (stage.hub / "models--Qwen--Qwen3-4B" / "snapshots").iterdir()
-    assert record["target"]["revision"] == snapshot.name  # the commit of what was loaded, not "unknown"
