@@ -263,20 +263,23 @@ LLAMA3 = {
 OLD_LLAMA3 = {"type": "llama3", **{k: v for k, v in LLAMA3.items() if k != "rope_type"}}
 
 
+ROPE = {
+    "architectures": ["DFlashDraftModel"], "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 32, "vocab_size": 64, "block_size": 4,
+    "max_position_embeddings": 1024, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0]},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("style", "scaling"), [("old", None), ("new", None), ("old", LLAMA3), ("new", LLAMA3), ("old", OLD_LLAMA3)]
+    ("style", "scaling"),
+    [("old", None), ("new", None), ("old", LLAMA3), ("new", LLAMA3), ("old", OLD_LLAMA3), ("new", OLD_LLAMA3)],
 )
 def test_rotary_base_is_read_in_both_spellings(style, scaling):
     """A base of 1e6 is never taken for 10,000, and scaling survives (vllm#42624)."""
-    raw = {
-        "architectures": ["DFlashDraftModel"], "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 32, "vocab_size": 64, "block_size": 4,
-        "max_position_embeddings": 1024, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0]},
-    }  # fmt: skip
     if style == "old":
-        raw |= {"rope_theta": 1e6, "rope_scaling": scaling}
+        raw = ROPE | {"rope_theta": 1e6, "rope_scaling": scaling}
     else:
-        raw |= {"rope_parameters": {"rope_theta": 1e6, **(scaling or {"rope_type": "default"})}}
+        raw = ROPE | {"rope_parameters": {"rope_theta": 1e6, **(scaling or {"rope_type": "default"})}}
     mine = Rotary(read_config(raw, "here")).inverse_frequencies
     modern = {"rope_type": "default", "rope_theta": 1e6, **(scaling or {})}
     if "type" in modern:
@@ -289,6 +292,25 @@ def test_rotary_base_is_read_in_both_spellings(style, scaling):
     torch.testing.assert_close(mine, reference.inv_freq)
     with pytest.raises(ValueError, match="rope_theta"):
         read_config({k: v for k, v in raw.items() if not k.startswith("rope_")}, "here")
+
+
+KINDS = {kind: {"rope_theta": theta} for kind, theta in (("full_attention", 1e6), ("sliding_attention", 1e4))}
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"rope_theta": 1e6, "rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type is 'dynamic'"),
+        ({"rope_theta": 1e6, "rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope_type is 'longrope'"),
+        ({"rope_parameters": {"rope_theta": 1e6, "type": "mrope", "mrope_section": [2, 3, 3]}}, "rope_type is 'mrope'"),
+        ({"rope_theta": 1e6, "rope_parameters": KINDS}, "kinds of layers .full_attention, sliding_attention"),
+        ({"rope_theta": 1e6, "rope_scaling": {"factor": 4.0}}, "factor of 4.0 without the rope_type"),
+    ],
+)
+def test_rotary_embeddings_of_another_kind_are_refused(stated, words):
+    """Frequencies that change with the text, or differ between layers, would be taken for others in silence."""
+    with pytest.raises(ValueError, match=f"here: .*{words}"):
+        read_config(ROPE | stated, "here")
 
 
 def test_transformers_loads_the_folder_too(saved):

@@ -219,6 +219,19 @@ def test_tied_head_is_the_embedding(tmp_path):
         torch.testing.assert_close(plain_logits(loaded, PROMPT), plain_logits(made, PROMPT))
 
 
+def test_a_head_of_its_own_goes_before_a_tied_flag(tmp_path):
+    """A head in the file that is not the embedding is used as transformers uses it, and never overwritten."""
+    made = make_target("qwen3", tie_word_embeddings=True)
+    save(made, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = torch.randn(128, 32, generator=torch.Generator().manual_seed(0))
+    save_file(tensors | {"lm_head.weight": head}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = load_target(tmp_path, dtype="float32", device="cpu")
+    assert torch.equal(loaded.head.weight, head) and torch.equal(loaded.embed.weight, made.embed.weight)
+    logits, _ = loaded.prefill(loaded.new_cache(8), torch.tensor(PROMPT))
+    torch.testing.assert_close(logits, plain_logits(loaded, PROMPT)[-1], atol=1e-5, rtol=1e-5)
+
+
 def test_a_missing_head_is_an_error(tmp_path):
     """tie_word_embeddings=False and no head in the file: an error, not random numbers (SpecForge#473)."""
     save(make_target("qwen3"), tmp_path)

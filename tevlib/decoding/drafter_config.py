@@ -13,7 +13,6 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import Qwen3Config
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 FINGERPRINT = "tevlib_target"  # our own key in config.json: what the drafter was trained on
 DELTA_OF = "tevlib_delta_of"  # another: the folder, seen from this one, of the drafter that a difference is from
@@ -46,6 +45,7 @@ REFUSED = {  # keys that are met in the wild, and what they ask for
     "target_hidden_size": "features of another width than the drafter's",
     "use_swa": "a window that layer_types does not state",
 }
+ROTARIES = ("default", "linear", "llama3", "proportional", "yarn")  # of frequencies that no length of a text changes
 OTHERS = {  # architectures near DFlash's, and what they are
     "DFlash2DraftModel": "DFlash 2: convolutions in every layer, candidates scored along the path",
     "Gemma4DSparkModel": "DSpark: another drafter",
@@ -210,18 +210,28 @@ def _check_values(raw: dict, found: dict, where: str) -> None:
 
 
 def _rope(raw: dict, where: str) -> dict:
-    rope = raw.get("rope_parameters") or {}
+    rope = dict(raw.get("rope_parameters") or {})
+    if kinds := sorted(key for key, value in rope.items() if isinstance(value, dict)):
+        raise ValueError(
+            f"{where}: rope_parameters are those of kinds of layers ({', '.join(kinds)}), a drafter's layers share one"
+        )
     theta = rope.get("rope_theta", raw.get("rope_theta"))
     if theta is None:
         raise ValueError(f"{where}: config.json has neither rope_parameters.rope_theta nor rope_theta")
     if not _positive(theta):
         raise ValueError(f"{where}: rope_theta must be a positive number, got {theta!r}")
     scaling = dict(raw.get("rope_scaling") or {})
-    if "type" in scaling:
-        scaling["rope_type"] = scaling.pop("type")
+    for part in (scaling, rope):
+        if "type" in part:
+            part.setdefault("rope_type", part.pop("type"))
     read = {"rope_type": "default", **scaling, **rope, "rope_theta": theta}
-    if read["rope_type"] not in (known := ["default", *ROPE_INIT_FUNCTIONS]):
-        raise ValueError(f"{where}: rope_type is {read['rope_type']!r}, not one of {', '.join(known)}")
+    if read["rope_type"] not in ROTARIES:
+        raise ValueError(
+            f"{where}: rope_type is {read['rope_type']!r}, not one of {', '.join(ROTARIES)}, whose frequencies no "
+            "length of a text changes"
+        )
+    if read["rope_type"] == "default" and "factor" in read:
+        raise ValueError(f"{where}: a rotary factor of {read['factor']} without the rope_type that it belongs to")
     return read
 
 
