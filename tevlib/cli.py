@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -200,7 +201,7 @@ def export_drafter(options: argparse.Namespace) -> int:
     for server, command in made.commands.items():
         print(f"\n{server}:\n    {command}")
     if options.repo_id:
-        print(f"\nupload it first:\n    hf upload {options.repo_id} {made.folder}")
+        print(f"\nupload it first:\n    hf upload {options.repo_id} {shlex.quote(str(made.folder))}")
     return 0
 
 

@@ -1,6 +1,7 @@
 """A drafter exported for a model hub: whole, readable by others, with its record; bad requests write nothing."""
 
 import json
+import shlex
 
 import pytest
 import torch
@@ -144,6 +145,43 @@ def test_folders_that_cannot_be_exported_are_refused(folder, tmp_path, home):
     with pytest.raises(ValueError, match="DFlash 2"):
         export_drafter(folder, tmp_path / "out", **IDS)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "---\nlicense: mit\n---\ncaf\xe9".encode("latin-1"),
+            r"README\.md is no card in UTF-8 .*can't decode byte 0xe9",
+        ),
+        (b"---\nlicense: [mit\n---\n", r"README\.md is no card in UTF-8 with YAML at its top"),
+        (b"---\n- mit\n---\n", r"must be keys and values, got \['mit'\]"),
+        (b"---\nlicense: [mit, other]\n---\n", r"license must be one identifier, got \['mit', 'other'\]"),
+        (
+            b"---\nlicense: mit\nbase_model: [a/b, c/d]\n---\n",
+            r"base_model must be one identifier, got \['a/b', 'c/d'\]",
+        ),
+    ],
+)
+def test_cards_that_cannot_be_read_are_named(folder, tmp_path, home, text, words):
+    """Another encoding, broken front matter, lists where one name belongs: one error with the card's path."""
+    (folder / "README.md").write_bytes(text)
+    with pytest.raises(ValueError, match=words):
+        export_drafter(folder, tmp_path / "out", **IDS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_sections_of_one_heading_and_odd_paths_survive(folder, tmp_path, home, capsys):
+    """Nothing that somebody wrote into a card is lost, and the commands stand for paths with spaces and quotes."""
+    with (folder / "README.md").open("a") as card:
+        card.write("\n## Notes\n\nfirst\n\n## Notes\n\nsecond\n")
+    out = tmp_path / 'a "b" c'
+    assert cli.main(["export-drafter", str(folder), str(out), "--base-model", "a/b", "--repo-id", "me/tiny"]) == 0
+    assert f"hf upload me/tiny '{out}'" in capsys.readouterr().out
+    _, body = front_matter(out)
+    assert "## Notes\n\nfirst\n\nsecond\n" in body
+    command = export_drafter(folder, tmp_path / 'q "r"', base_model="a/b").commands["vLLM"]
+    assert json.loads(shlex.split(command)[-1])["model"] == str(tmp_path / 'q "r"')
 
 
 def test_block_lengths_on_record_for_these_very_weights_are_in_the_card(folder, tmp_path, home, record_of, tiny_fields):

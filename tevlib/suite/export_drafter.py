@@ -114,7 +114,7 @@ def serving_commands(config, drafter: str, target: str) -> dict[str, str]:
     vLLM is told of the drafted tokens, the block without its anchor; SGLang of the whole block.
     """
     block, kinds = config.block_size, set(config.layer_types)
-    speculative = f'{{"method": "dflash", "model": "{drafter}", "num_speculative_tokens": {block - 1}}}'
+    speculative = json.dumps({"method": "dflash", "model": drafter, "num_speculative_tokens": block - 1})
     runner = "VLLM_USE_V2_MODEL_RUNNER=1 " if len(kinds) > 1 else ""  # else vLLM refuses layers of two kinds
     return {
         "vLLM": f"{runner}vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(speculative)}",
@@ -164,16 +164,27 @@ def _read_card(path: Path) -> tuple[dict, dict[str, str]]:
     """The front matter of a card, and its sections by heading without those of an export; "" is what stands above."""
     if not path.is_file():
         raise ValueError(f"no card at {path}: an upload carries the record of its training")
-    text = path.read_text(encoding="utf-8")
-    stated = {}
-    if found := re.match(r"---\n(.*?)\n---\n", text, flags=re.DOTALL):
-        stated, text = yaml.safe_load(found[1]) or {}, text[found.end() :]
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        found = re.match(r"---\n(.*?)\n---\n", text, flags=re.DOTALL)
+        stated = (found and yaml.safe_load(found[1])) or {}
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is no card in UTF-8 with YAML at its top: {error}") from error
+    if not isinstance(stated, dict):
+        raise ValueError(f"{path}: what stands between --- and --- must be keys and values, got {stated!r:.200}")
+    for key, option in (("license", "--licence"), ("base_model", "--base-model")):
+        if not isinstance(stated.get(key), str | None):
+            raise ValueError(
+                f"{path}: {key} must be one identifier, got {stated[key]!r}: correct it, or take it out "
+                f"and give {option}"
+            )
+    text = text[found.end() :] if found else text
     first, *others = re.split(r"^## ", text, flags=re.MULTILINE)
     sections = {"": first.strip()}
     for other in others:
         heading, _, body = other.partition("\n")
-        if heading.strip() not in OWN:
-            sections[heading.strip()] = body.strip()
+        if (name := heading.strip()) not in OWN:
+            sections[name] = "\n\n".join(part for part in (sections.get(name), body.strip()) if part)
     return stated, sections
 
 
