@@ -326,6 +326,12 @@ BAD = [
     ({"input_ids": [5, 500]}, "token ids must be in"),
     ({"input_ids": [4.0, 6.5]}, "input_ids must be whole numbers, got torch.float32"),
     ({"stop": ["</s>"]}, "stop takes token ids, got '</s>'"),
+    ({"stop": 5}, r"stop takes token ids, such as \[5\], got 5"),
+    ({"top_p": "0.9"}, r"top_p must be in \(0, 1\]; got '0.9'"),
+    ({"seed": 1.5}, "seed must be an integer of at most 64 bits, .* got 1.5"),
+    ({"seed": 2**64}, "seed must be an integer of at most 64 bits"),
+    ({"input_ids": "once"}, "a text's are tokenizer.encode.text.; got 'once'"),
+    ({"input_ids": None}, "got None"),
     ({"input_ids": [5] * 513}, "513 tokens, the target's context holds 512"),
 ]
 

@@ -95,4 +95,6 @@ def test_bad_requests_are_named(target):
         prompt_lookup(target, [])
     with pytest.raises(ValueError, match="context holds 512"):
         prompt_lookup(target, [5] * 513)
+    with pytest.raises(ValueError, match="seed must be an integer"):
+        prompt_lookup(target, REPEATING, seed="1")
     assert prompt_lookup(target, REPEATING, max_new_tokens=0).tokens == []

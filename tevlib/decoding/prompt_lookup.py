@@ -16,7 +16,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from tevlib.decoding.clock import Clock
 from tevlib.decoding.generation import Generation, Round
-from tevlib.decoding.request import Output, begin, unusable_logits
+from tevlib.decoding.request import Output, begin, check_seed, unusable_logits
 from tevlib.decoding.target import Target
 from tevlib.trees.builders import check_count
 from tevlib.trees.draft_tree import DraftTree
@@ -47,6 +47,7 @@ def prompt_lookup(
     if check_count(budget, "budget") < 1:
         raise ValueError(f"prompt lookup looks at 1 token or more ahead, got budget {budget}")
     ids, out = begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, None)
+    check_seed(seed)
     if out.full:
         return out.generation([], 0.0, 0.0)
     law = {"temperature": float(temperature), "top_p": top_p, "top_k": top_k}

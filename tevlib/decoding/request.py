@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import numbers
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -52,6 +53,8 @@ def begin(
     check_temperature(temperature)
     check_count(top_k, "top_k")
     filter_logits(torch.zeros(1), temperature, top_p, top_k)
+    if input_ids is None or isinstance(input_ids, str):
+        raise ValueError(f"input_ids are token ids, a text's are tokenizer.encode(text); got {input_ids!r:.80}")
     ids = torch.as_tensor(input_ids, device=target.device)
     if len(ids) and (ids.is_floating_point() or ids.dtype == torch.bool):
         raise ValueError(f"input_ids must be whole numbers, got {ids.dtype}")
@@ -63,6 +66,8 @@ def begin(
     if len(ids) > target.context_limit:
         raise ValueError(f"the prompt has {len(ids)} tokens, the target's context holds {target.context_limit}")
     check_count(max_new_tokens, "max_new_tokens")
+    if not isinstance(stop, Iterable | None):
+        raise ValueError(f"stop takes token ids, such as [{stop!r}], got {stop!r}")
     stop = target.stop_ids if stop is None else frozenset(stop)
     for token in stop:
         if not isinstance(token, int):
@@ -73,12 +78,20 @@ def begin(
 
 
 def new_generator(target: Target, seed: int | None) -> torch.Generator:
+    check_seed(seed)
     generator = torch.Generator(device=target.device)
     if seed is None:
         generator.seed()
     else:
         generator.manual_seed(seed)
     return generator
+
+
+def check_seed(seed: int | None) -> None:
+    """Raises `ValueError` for a seed that torch's generators do not take as it stands."""
+    whole = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
+    if seed is not None and not (whole and -(2**63) <= seed < 2**64):
+        raise ValueError(f"seed must be an integer of at most 64 bits, or None for another every time; got {seed!r}")
 
 
 def choose(

@@ -109,8 +109,8 @@ def filter_logits(logits: Tensor, temperature: float, top_p: float = 1.0, top_k:
     reaches `top_p` under what top-k left, at `temperature`. Tokens that tie with the last one kept stay, so that the
     filtered law depends on no sorting order. Raises ValueError for `top_p` outside (0, 1] and for a negative `top_k`.
     """
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be in (0, 1]; got {top_p}")
+    if not isinstance(top_p, numbers.Real) or not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be in (0, 1]; got {top_p!r}")
     if top_k < 0:
         raise ValueError(f"top_k must be >= 0 (0 keeps every token); got {top_k}")
     logits = at_least_float32(logits)
