@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.tiny import make_drafter, make_target
 from tests.training.texts import PROMPTS, TAPS, full_disk, made, quick
 from tevlib.decoding.checkpoint import load_drafter, save_drafter
 from tevlib.decoding.decode import speculate
+from tevlib.decoding.drafter import block_embeddings
 from tevlib.training.batch import step_rollouts
 from tevlib.training.evaluate import held_out_laws
 from tevlib.training.head_loss import PARTS
@@ -38,12 +40,36 @@ def test_training_learns_and_leaves_the_target_alone(tmp_path):
     before = {name: value.clone() for name, value in target.model.state_dict().items()}
     texts = made(target)[:4]
     drafter = drafter_from_target(target, texts[0].ids, layers=2, block_size=4, taps=TAPS, seed=0, mask_id=5)
-    rows = train(target, drafter, texts, texts, quick(steps=150, validate_every=150), tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = train(target, drafter, texts, texts, quick(steps=150, validate_every=150), tmp_path, untrained=True)
     assert rows[-1]["loss"] < 0.5 * rows[0]["loss"] and rows[-1]["skipped"] == 0
     assert all(torch.equal(before[name], value) for name, value in target.model.state_dict().items())
     assert all(p.grad is None and not p.requires_grad for p in target.model.parameters())
     got = speculate(target, drafter, PROMPTS[0], budget=8, max_new_tokens=24, stop=frozenset({-1}))
     assert got.tokens == texts[0].ids[len(PROMPTS[0]) :].tolist() and got.tau > 1.8
+    check_acceptance(target, drafter, texts)
+    with pytest.warns(UserWarning, match=r"first token loss of an untrained drafter is .* guessing costs 4\.85"):
+        train(target, drafter, texts, texts, quick(steps=1, token_weight=0.5), tmp_path / "again", untrained=True)
+
+
+@torch.no_grad()
+def check_acceptance(target, drafter, texts) -> None:
+    """AssertionError unless decoding accepts what the training pass has right, block by block (SpecForge#533)."""
+    lengths = []
+    for text in texts:
+        got = speculate(target, drafter, text.ids[: text.prompt_length], budget=3, builder="chain", max_new_tokens=24)
+        anchor = text.prompt_length
+        for r in got.rounds:
+            if anchor + drafter.block_size > len(text.ids):
+                break
+            blocks = block_embeddings(target, drafter, text.ids[None, None, anchor])
+            states = drafter(text.features[None], blocks, torch.tensor([[anchor]]))[0, 0, 1:]
+            right = target.logits(states).argmax(-1) == text.ids[anchor + 1 : anchor + drafter.block_size]
+            assert r.length == 1 + int(right.long().cumprod(0).sum())
+            anchor += r.length
+            lengths.append(r.length)
+    assert len(set(lengths)) > 1 and len(lengths) > 16
 
 
 def test_a_resumed_run_is_the_uninterrupted_run(tmp_path):

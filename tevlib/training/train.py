@@ -10,6 +10,7 @@ import json
 import math
 import os
 import time
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 
@@ -47,13 +48,16 @@ def train(
     held_out: list[Rollout],
     config: TrainConfig,
     folder: Path | str,
+    untrained: bool = False,
 ) -> list[dict]:
     """Trains `drafter` in place; returns the metrics rows, which are also in `folder/metrics.jsonl`.
 
     `folder/state.pt` is written every `save_every` steps and on Ctrl-C, atomically; a second call with the same
     config goes on from there, and one with another config is refused. Where Ctrl-C falls into an update or a
     validation, the state before it stays, so that neither is done half or left out. Steps without a supervised token
-    or with a loss that is not finite are skipped and counted. Raises `ValueError` for nothing to train or validate.
+    or with a loss that is not finite are skipped and counted. An `untrained` drafter's first loss cannot lie far below
+    ln V: if it does, a warning says that it sees what it should predict. Raises `ValueError` for nothing to train or
+    validate.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +93,8 @@ def train(
                 seen, ok, read = _step(accelerator, target, drafter, rollouts, config, step, store)
                 tokens += read
                 whole = False
+                if untrained and step == 0:
+                    _warn_of_a_leak(seen, config.losses(), target.vocab_size)
                 if ok:
                     for group in optimiser.param_groups:
                         group["lr"] = learning_rate(step, config)
@@ -160,6 +166,19 @@ def _step(
         seen |= {"tree_coverage": float(sums[-2]) / trees, "tree_root_exit": float(sums[-1]) / trees}
     usable_step = finite and bool((sums[: len(PARTS)] > 0).any())
     return seen, usable_step, sum(sum(batch.lengths) for batch, _ in planned)
+
+
+def _warn_of_a_leak(seen: dict, weights: dict[str, float], vocab_size: int) -> None:
+    if "token" not in weights:
+        return
+    token_loss = seen["loss_token"] if len(weights) > 1 else seen["loss"] / weights["token"]
+    guess = math.log(vocab_size)
+    if 0 < token_loss < guess / 2:  # 0: the step had no supervised token
+        warnings.warn(
+            f"the first token loss of an untrained drafter is {token_loss:.2f}, guessing costs {guess:.2f}: do the "
+            "features or the mask show it the tokens that it should predict?",
+            stacklevel=3,
+        )
 
 
 def identity(drafter: DFlashDraftModel, rollouts: list[Rollout]) -> dict:
