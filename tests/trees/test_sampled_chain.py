@@ -10,7 +10,9 @@ import torch
 from tree_reference import assert_same_law, enumerate_law, log_rows, random_law
 
 from tevlib.trees import sampled_chain
+from tevlib.trees.builders import best_first_tree, chain_tree
 from tevlib.trees.draft_tree import DraftTree
+from tevlib.trees.exit_law import exit_law
 from tevlib.trees.sampled_chain import draw_chain, verify_sampled_chain
 
 
@@ -64,6 +66,30 @@ def test_acceptance_is_the_overlap(monkeypatch):
 
     law = enumerate_law(run, monkeypatch, sampled_chain)
     assert law[1] == pytest.approx(sum(map(min, p, q_law)))
+
+
+def test_marginals_are_no_joint_law(monkeypatch):
+    """Tokens drawn apart do not fit each other, though every row is the target's own marginal (dflash#169).
+
+    The target writes 000 or 111. A chain drawn from the marginals has 1 + 1/2 + 1/4 tokens accepted, the argmax chain
+    half of three; a tree of the same rows holds both texts.
+    """
+    marginals = log_rows([[0.5, 0.5]] * 3)
+
+    def law_of(path):
+        return [0.5, 0.5] if not path else [float(path[0] == token) for token in (0, 1)]
+
+    def rows_of(tree):
+        return log_rows([law_of(tree.path(node)) for node in range(len(tree))])
+
+    def run():
+        tree, q = draw_chain(marginals, 3, 0, 1.0, None)
+        return verify_sampled_chain(tree, q, rows_of(tree), 1.0, None).node
+
+    drawn = sum(node * p for node, p in enumerate_law(run, monkeypatch, sampled_chain).items())
+    chain, tree = chain_tree(marginals, 3, 0), best_first_tree(marginals, 14, 0)
+    covered = [float(exit_law(t, rows_of(t)).coverage) for t in (chain, tree)]
+    assert (drawn, *covered) == pytest.approx((1.75, 1.5, 3.0))
 
 
 def test_perfect_drafter_is_always_accepted():
