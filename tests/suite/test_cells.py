@@ -322,3 +322,20 @@ def test_a_profile_without_tables_is_refused(tmp_path):
     (tmp_path / "empty.yaml").write_text("defaults: {}\ntables:\n")
     with pytest.raises(ValueError, match="tables must name at least one table"):
         load_profile(str(tmp_path / "empty.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "config.json is damaged or not whole"),
+        ("[]", "must hold a JSON object"),
+        ('{"tevlib_delta_of": 3}', "got"),
+    ],
+)
+def test_a_drafter_whose_configuration_cannot_be_read_is_named_in_planning(tmp_path, tiny_cell, text, words):
+    """Planning reads it too, to know what it is a difference from: a file cut short has its path in the error."""
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "model.safetensors").write_bytes(b"")
+    (tmp_path / "cut" / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=f"cut.config.json.*{words}|cut.{words}"):
+        tiny_cell(drafter=str(tmp_path / "cut")).hash12()

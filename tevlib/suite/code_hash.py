@@ -65,8 +65,19 @@ def files_digest(path: Path, without: str = "") -> str:
 def drafter_digest(folder: Path, without: str = "") -> str:
     """`files_digest` of a model's folder; of a drafter kept as a difference, with that of the one it differs from."""
     own, config = files_digest(folder, without), folder / "config.json"
-    base = json.loads(config.read_text(encoding="utf-8")).get(DELTA_OF) if config.is_file() else None
+    base = _base(config) if config.is_file() else None
     return own if base is None else _digest_of([own, drafter_digest((folder / base).resolve(), without)])
+
+
+def _base(config: Path) -> str | None:
+    """The folder that the drafter of `config` differs from. Raises `ValueError` naming a file that cannot be read."""
+    try:
+        read = json.loads(config.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{config} is damaged or not whole: {error}") from error
+    if not isinstance(read, dict) or not isinstance(read.get(DELTA_OF), str | None):
+        raise ValueError(f"{config} must hold a JSON object, and {DELTA_OF} in it name a folder; got {read!r:.200}")
+    return read.get(DELTA_OF)
 
 
 def _digest_of(parts: Iterable) -> str:
