@@ -73,6 +73,18 @@ def test_every_target_of_the_paper_is_there_by_its_name(hub, name, monkeypatch):
         assert load_drafter(drafter_folder(drafter), target).block_size == 16
 
 
+def test_bad_requests_leave_an_earlier_rehearsal(home, tmp_path):
+    """A mistyped folder of tokenizers is no reason to make do with others, a table that is not there none to begin."""
+    earlier = home / "runs" / "smoke-rehearsal" / "report.html"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("numbers")
+    with pytest.raises(ValueError, match=r"no folder of tokenizers at .*nowhere"):
+        set_stage("smoke", tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="unknown table of profile smoke 'table9'"):
+        set_stage("smoke", tables=["table9"])
+    assert earlier.read_text() == "numbers"
+
+
 def test_an_unknown_architecture_is_named(tmp_path):
     """A profile with a model that nobody told the rehearsal about is refused before anything is written."""
     with pytest.raises(ValueError, match="no architecture is known for 'some/Model-4B'"):

