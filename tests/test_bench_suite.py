@@ -183,12 +183,12 @@ def test_orders_rotate():
 
 @pytest.mark.slow
 def test_the_quick_form_on_the_shipped_drafter(home):
-    """The real target and drafter: a cycle's share, its picture, the head's saving."""
+    """The real target and drafter: a cycle's share, its picture, the head's saving, which other work may turn round."""
     path = bench.main(["--quick", "--only", "cycle", "head"])
     record = json.loads(path.read_text())
     (saved, *_) = record["sections"]["head"]["bars"]
     shares = [line["value"] for line in record["sections"]["cycle"]["bars"]]
-    assert 0 < saved["value"] < 1 and all(0 < share < 0.5 for share in shares)
+    assert -1 < saved["value"] < 1 and all(0 < share < 0.5 for share in shares)
     assert path.with_suffix(".png").is_file()
 
 

@@ -24,7 +24,7 @@ def answers(suite, seed, gain=1.0, noise=None):
         rows.append({
             "id": f"{suite}/{prompt}", "turn": turn, "status": "ok", "rounds": rounds, "lengths": mean * rounds,
             "ceilings": mean * rounds, "ar_s": 0.04 * 60, "ar_tokens": 61, "spec_s": 0.08 * rounds,
-            "tokens": 1 + round(mean * rounds),
+            "tokens": 1 + round(mean * rounds), "emitted": round(mean * rounds),
         })  # fmt: skip
     return rows
 
