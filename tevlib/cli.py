@@ -83,8 +83,9 @@ def cell(options: argparse.Namespace) -> int:
 
 def decode(options: argparse.Namespace) -> int:
     """Decode one cell and those beside it in all the processes that were launched, prompts dealt out."""
+    from tevlib.suite.decode_together import decode_together
     from tevlib.suite.plan import company_of
-    from tevlib.suite.processes import decode_together, launched
+    from tevlib.suite.processes import launched
 
     try:
         done = decode_together(company_of(_cells(options), options.hash), options.device_map)

@@ -12,8 +12,9 @@ import yaml
 
 from tevlib.suite.batch import run_cells
 from tevlib.suite.decode_cell import CellFailed, run_decode_cells
+from tevlib.suite.decode_together import decode_together
 from tevlib.suite.devices import CPU, held, lock_name
-from tevlib.suite.processes import decode_together, share
+from tevlib.suite.processes import share
 from tevlib.suite.profile import load_profile
 from tevlib.suite.records import failed_path, outcome, record_path, rounds_path
 
@@ -107,7 +108,7 @@ def test_it_keeps_to_the_runners_locks(tiny_cell, home, monkeypatch):
     again = run_decode_cells([cell])[0]["responses"]
     record_path(cell).unlink()
     assert [row["lengths"] for row in decoded] == [row["lengths"] for row in again], "wherever the target's layers are"
-    monkeypatch.setattr("tevlib.suite.decode_cell.run_decode_cells", watched)
+    monkeypatch.setattr("tevlib.suite.decode_together.run_decode_cells", watched)
     failed = failed_path(record_path(cell))
     failed.write_text("{}")
     with pytest.raises(CellFailed, match="boom"):
