@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tevlib.suite.environment import environment
 from tevlib.suite.paths import home
 
 CPU = "cpu"  # all cores together are one device
@@ -66,20 +67,9 @@ def lock_name(device: str, found: Sequence[Gpu]) -> str:
     return f"device-{socket.gethostname()}-{uuid}"
 
 
-@contextlib.contextmanager
-def only(device: str) -> Iterator[None]:
+def only(device: str) -> contextlib.AbstractContextManager[None]:
     """Processes started inside see `device` alone, by the driver's numbering; for the CPU nothing is changed."""
-    wanted = {} if device == CPU else {"CUDA_VISIBLE_DEVICES": device, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return environment({} if device == CPU else {"CUDA_VISIBLE_DEVICES": device, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
 
 
 @contextlib.contextmanager

@@ -8,10 +8,9 @@ ends in `-rehearsal`, so that no number of it is ever judged or mixed with anoth
 
 import contextlib
 import multiprocessing
-import os
 import shutil
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ import yaml
 from tevlib.sources import assets
 from tevlib.suite.batch import Summary, run_cells, run_in_notebook
 from tevlib.suite.cells import Cell, VerifierCell, Work, is_hub_id
+from tevlib.suite.environment import environment
 from tevlib.suite.notebook import NotebookFailed, run_notebook
 from tevlib.suite.paths import home, repository
 from tevlib.suite.plan import to_be_trained, training_parameters
@@ -41,20 +41,9 @@ class Stage:
     profile: Path
     hub: Path
 
-    @contextlib.contextmanager
-    def set(self) -> Iterator[None]:
+    def set(self) -> contextlib.AbstractContextManager[None]:
         """Results go to the stage's folder and models come from its hub cache, here and in processes started inside."""
-        wanted = {"TEVLIB_HOME": str(self.folder), "HF_HUB_CACHE": str(self.hub), "HF_HUB_OFFLINE": "1"}
-        before = {name: os.environ.get(name) for name in wanted}
-        os.environ.update(wanted)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+        return environment({"TEVLIB_HOME": str(self.folder), "HF_HUB_CACHE": str(self.hub), "HF_HUB_OFFLINE": "1"})
 
 
 @dataclass
