@@ -1,5 +1,7 @@
 """Prompt lookup by transformers' generate: plain decoding's text, passes that happened, and the law of its chains."""
 
+import time
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from tevlib.decoding.decode import autoregressive
 from tevlib.decoding.prompt_lookup import prompt_lookup
 from tevlib.suite.decode_rows import response_row
 from tevlib.suite.metrics import summarise
+from tevlib.trees.exit_law import exit_law
 
 REPEATING = [7, 8, 9, 10] * 5  # there is always something to look up
 
@@ -98,3 +101,21 @@ def test_bad_requests_are_named(target):
     with pytest.raises(ValueError, match="seed must be an integer"):
         prompt_lookup(target, REPEATING, seed="1")
     assert prompt_lookup(target, REPEATING, max_new_tokens=0).tokens == []
+
+
+def test_ceilings_are_those_of_the_filtered_law(target):
+    """With top-k 1 a law has one token, so that a chain's ceiling is exactly what the round gave."""
+    got = prompt_lookup(target, REPEATING, temperature=1.0, top_k=1, max_new_tokens=30, stop=(), seed=0)
+    assert got.rounds and all(r.ceiling == pytest.approx(r.length) for r in got.rounds)
+
+
+def test_the_books_are_kept_outside_the_clock(target, monkeypatch):
+    """A slow exit law makes no round slower."""
+
+    def slow(*arguments):
+        time.sleep(0.5)
+        return exit_law(*arguments)
+
+    monkeypatch.setattr("tevlib.decoding.prompt_lookup.exit_law", slow)
+    got = prompt_lookup(target, REPEATING, max_new_tokens=4, stop=())
+    assert got.rounds and min(r.times["verify"] for r in got.rounds) < 0.5

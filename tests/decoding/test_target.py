@@ -299,3 +299,11 @@ def test_unknown_targets_are_one_clear_error(tmp_path):
 def test_tokenizer_helper_round_trips():
     """The test tokenizer really tokenizes."""
     assert make_tokenizer()("t7 t30").input_ids == [7, 30]
+
+
+def test_a_model_class_with_a_state_is_refused():
+    """What transformers itself calls stateful, whatever the configuration lacks."""
+    from transformers import MambaForCausalLM
+
+    with pytest.raises(ValueError, match="a recurrent state"):
+        refuse_inexact(make_target().config, MambaForCausalLM)
