@@ -2,10 +2,12 @@
 
     python -m benchmarks --only speed
 
-Every prompt is answered by all methods one after the other, in an order that rotates from prompt to prompt. A speed-up
-is seconds per token of our plain decoding over seconds per token of the method, clocks as in `tevlib.decoding.decode`;
-against `generate`, which has one clock for all, the prefill is counted on both sides. Budgets are held against each
-other by what their trees are expected to give, the sum of 1 + C_p, which no luck of the draws disturbs.
+Every prompt is answered by plain decoding and then, in an order that rotates from prompt to prompt, by all other
+methods, trees on plain decoding's own text (`benchmarks.same_text`): the texts that two methods draw for themselves
+differ in how easily they are drafted by more than the methods do. A speed-up is seconds per token of our plain decoding
+over seconds per token of the method, clocks as in `tevlib.decoding.decode`; against `generate`, which has one clock for
+all, the prefill is counted on both sides. Budgets are held against each other by what their trees are expected to give,
+the sum of 1 + C_p.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import torch
 from tqdm.auto import tqdm
 
 from benchmarks.common import bar, models, prompt_ids, rotated, told, with_interval
-from tevlib.decoding.decode import autoregressive, speculate
+from benchmarks.same_text import SameText
+from tevlib.decoding.budget import LARGEST, AutoBudget
+from tevlib.decoding.decode import autoregressive, cost_curve, speculate
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.generation import Generation
 from tevlib.decoding.target import Target
 
-FIXED = (4, 8, 12, 16, 32)
+FIXED = (4, 6, 8, 12, 16, 32)
 FULL = {"temperatures": {0.0: 4, 0.6: 2, 1.0: 2}, "tokens": 128, "budgets": FIXED}  # temperature: prompts a suite
 QUICK = {"temperatures": {0.0: 1}, "tokens": 32, "budgets": (8, 16)}
 PLAIN, GENERATE, AUTO = "plain", "generate", "auto"
@@ -45,15 +49,13 @@ def compare(
     rows = []
     with tqdm(total=4 * sum(temperatures.values()), desc="speed", unit="prompt") as progress:
         for temperature, n in temperatures.items():
-            methods = [PLAIN, *map(str, budgets), AUTO] + ([GENERATE] if temperature == 0 else [])
+            others = [*map(str, budgets), AUTO] + ([GENERATE] if temperature == 0 else [])
             prompts = prompt_ids(target, n)
-            for method in methods:
-                _answer(method, target, drafter, prompts[0][2], temperature, 12, 0)
+            _answers(others, target, drafter, prompts[0][2], temperature, 12, 0)
             for place, (suite, name, ids) in enumerate(prompts):
-                for method in rotated(methods, place):
-                    answer = _answer(method, target, drafter, ids, temperature, tokens, place)
-                    where = {"temperature": temperature, "suite": suite, "prompt": name, "method": method}
-                    rows.append(where | answer)
+                answers = _answers(rotated(others, place), target, drafter, ids, temperature, tokens, place)
+                where = {"temperature": temperature, "suite": suite, "prompt": name}
+                rows += [where | {"method": method} | answer for method, answer in answers.items()]
                 progress.update()
     by_temperature = {t: [row for row in rows if row["temperature"] == t] for t in temperatures}
     methods = [*map(str, budgets), AUTO]
@@ -94,17 +96,30 @@ def _named(method: str) -> str:
     return method if method == AUTO else f"B = {method}"
 
 
-def _answer(method: str, target, drafter, ids: torch.Tensor, temperature: float, tokens: int, seed: int) -> dict:
-    """Tokens and seconds of one answer, `whole_s` with the prefill; `nodes` a round, `expected` tokens of all."""
-    if method == GENERATE:
-        return _generate(target, ids, tokens)
+def _answers(
+    others: Sequence[str], target, drafter, ids: torch.Tensor, temperature: float, tokens: int, seed: int
+) -> dict[str, dict]:
+    """By method, plain decoding and then `others`: tokens and seconds of an answer, `whole_s` with the prefill.
+
+    Of trees also `nodes` a round and the `expected` tokens of all.
+    """
     how = {"temperature": temperature, "max_new_tokens": tokens, "seed": seed}
-    if method == PLAIN:
-        answer = autoregressive(target, ids, **how)
-    else:
-        answer = speculate(target, drafter, ids, budget=AUTO if method == AUTO else int(method), **how)
-    expected = sum(r.ceiling for r in answer.rounds)
-    return _timed(answer) | {"nodes": _mean(len(r.tree) - 1 for r in answer.rounds), "expected": expected}
+    plain = autoregressive(target, ids, **how)
+    answers = {PLAIN: _timed(plain)}
+    for method in others:
+        if method == GENERATE:
+            answers[method] = _generate(target, ids, tokens)
+            continue
+        budget = _automatic(target, drafter, ids, temperature) if method == AUTO else int(method)
+        tree = speculate(target, drafter, ids, budget=budget, verifier=SameText(plain.tokens), **how)
+        answers[method] = _timed(tree)
+    return answers
+
+
+def _automatic(target, drafter, ids: torch.Tensor, temperature: float) -> AutoBudget:
+    """What `speculate` makes of "auto" where TEV alone is the verifier."""
+    how = {"builder": "best_first", "verifier": "tev", "temperature": temperature, "top_p": 1.0, "top_k": 0}
+    return AutoBudget(cost_curve(target, drafter, ids, **how), LARGEST[target.device.type])
 
 
 def _timed(answer: Generation) -> dict:
@@ -113,6 +128,8 @@ def _timed(answer: Generation) -> dict:
         "decode_s": answer.decode_s,
         "whole_s": answer.prefill_s + answer.decode_s,
         "rounds": len(answer.rounds),
+        "nodes": _mean(len(r.tree) - 1 for r in answer.rounds),
+        "expected": sum(r.ceiling for r in answer.rounds),
     }
 
 

@@ -1,15 +1,21 @@
 """The benchmark suite: every section on tiny models, what its numbers add up to, its record and its picture."""
 
+import itertools
 import json
+import math
 
 import pytest
 import torch
 
 from benchmarks import __main__ as bench
 from benchmarks import builder, common, cycle, head, speed, verifiers
+from benchmarks.same_text import SameText
 from tests.tiny import make_drafter, make_target
+from tevlib.decoding.decode import autoregressive, speculate
 from tevlib.sources.prompts import SUITES
 from tevlib.trees.builders import best_first_tree
+from tevlib.trees.draft_tree import DraftTree
+from tevlib.trees.exit_law import exit_law
 
 TINY = {
     speed: {"FULL": {"temperatures": {0.0: 2, 1.0: 1}, "tokens": 12, "budgets": (2, 4)}},
@@ -108,15 +114,49 @@ def test_a_speed_up_is_a_ratio_of_seconds_per_token():
 
 
 def test_speed_times_every_method_on_every_prompt(pair, prompts):
-    """One row per prompt and method, generate at T = 0 alone; greedy methods give the same tokens' number."""
+    """One row per prompt and method, generate at T = 0 alone; the answers to a prompt have one length, drawn or not."""
     result = speed.compare(*pair, {0.0: 2, 1.0: 1}, tokens=12, budgets=(2, 4))
     greedy = [row for row in result["rows"] if row["temperature"] == 0]
     assert len(greedy) == 8 * 5 and len(result["rows"]) == 8 * 5 + 4 * 4
-    for prompt in {row["prompt"] for row in greedy}:
-        assert len({row["tokens"] for row in greedy if row["prompt"] == prompt}) == 1
+    lengths = {(row["temperature"], row["prompt"], row["tokens"]) for row in result["rows"]}
+    assert len(lengths) == 8 + 4
     assert {row["method"] for row in result["rows"] if row["temperature"] == 1} == {"plain", "2", "4", "auto"}
     best = max(result["speedups"][0.0][m]["value"] for m in ("2", "4", "auto"))
     assert result["bars"][0]["value"] == best and result["bars"][0]["met"] == (best >= 1.6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_all_budgets_decode_one_text(pair, temperature):
+    """Whatever the tree, the answer is the text that plain decoding drew; its rounds accept what is in the tree."""
+    target, drafter = pair
+    how = {"temperature": temperature, "max_new_tokens": 40, "seed": 3}
+    text = autoregressive(target, [4, 6, 9], **how).tokens
+    for budget in (1, 8, 40):
+        answer = speculate(target, drafter, [4, 6, 9], budget=budget, verifier=SameText(text), **how)
+        assert answer.tokens == text
+        at = 0
+        for r in answer.rounds:
+            assert [r.tree.token(node) for node in r.path] == text[at : at + len(r.path)]
+            at += r.emitted
+
+
+def test_drawn_texts_exit_by_the_law():
+    """Summed over all texts with their probability, exit and bonus have mass w(v) p_res(a), as with every verifier."""
+    generator = torch.Generator().manual_seed(1)
+    tree = DraftTree([0, 1, 2, 0, 1, 2], [-1, 0, 0, 1, 1, 3])
+    logits = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    law, laws = exit_law(tree, logits, 1.0), logits.softmax(-1)
+    found = torch.zeros(6, 3, dtype=torch.float64)
+    for text in itertools.product(range(3), repeat=4):
+        verdict = SameText([0, *text])(tree, logits, 1.0, generator)
+        tokens = [*(tree.token(node) for node in verdict.path[1:]), verdict.bonus]
+        assert tokens == list(text[: len(tokens)])
+        beyond = 3.0 ** -(4 - len(tokens))  # what follows the bonus is any text: each with the same share
+        found[verdict.node, verdict.bonus] += (
+            math.prod(laws[node, token] for node, token in zip(verdict.path, tokens, strict=True)) * beyond
+        )
+    expected = torch.stack([law.w[v] * law.residual_weights(v) / law.residual_weights(v).sum() for v in range(6)])
+    assert torch.allclose(found, expected) and found.sum() == pytest.approx(1)
 
 
 def test_parts_of_a_cycle_add_up_to_its_clock(pair, prompts):

@@ -306,6 +306,19 @@ def test_odd_prompts_are_decoded(llama, prompt):
     assert speculate(llama, make_drafter(llama), prompt, max_new_tokens=8, stop=NEVER).tokens == expected
 
 
+def test_a_verifier_of_ones_own(llama):
+    """A function of the verifiers' kind is used as they are, and is asked once a round."""
+    calls = []
+
+    def own(*arguments):
+        calls.append(arguments)
+        return VERIFIERS["tev"](*arguments)
+
+    how = {"temperature": 1.0, "seed": 4, "max_new_tokens": 20, "stop": NEVER}
+    named, given = (speculate(llama, make_drafter(llama), [5, 9], verifier=v, **how) for v in ("tev", own))
+    assert given.tokens == named.tokens and len(calls) == len(given.rounds)
+
+
 BAD = [
     ({"budget": -1}, "budget must be >= 0"),
     ({"builder": "best"}, "unknown builder 'best': choose one of best_first"),

@@ -23,16 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from tevlib.trees.draft_tree import DraftTree
 from tevlib.trees.verifiers import Verdict
 
 AUTO = "auto"
 LARGEST = {"cpu": 64, "cuda": 256}  # where a pass costs what its rows cost, and where rows are nearly free
-SIZES = (0, 1, 3, 7, 11, 15, 23, 31, 47, 64, 96, 128, 192, 256)  # draft nodes that are timed
-REPEATS = 3
-SPARE = 16
+SIZES = (0, 1, 3, 5, 7, 9, 11, 15, 19, 23, 31, 47, 64, 96, 128, 192, 256)  # draft nodes that are timed
+REPEATS = 4
+SPARE = 8
 PRIOR = 8.0  # expected nodes: how long the drafter is believed before its record counts for more
 
 
@@ -93,8 +92,7 @@ class Ladder:
     def __init__(self, largest: int):
         self.largest = self.drafts = largest
         sizes = [size for size in SIZES if size < largest] + [largest]
-        self.steps = [size for turn in range(REPEATS + 1) for size in (sizes[::-1] if turn % 2 else sizes)]
-        self.warm_up = len(sizes)  # rounds to leave out
+        self.steps = [size for turn in range(REPEATS) for size in (sizes[::-1] if turn % 2 else sizes)]
         self.taken = 0
 
     @property
@@ -112,12 +110,16 @@ class Ladder:
 
 
 def curve_of(timed: Iterable[tuple[int, float]], measured_s: float = 0.0) -> CostCurve:
-    """The `CostCurve` of rounds timed as (draft nodes, seconds): the median of each size."""
-    times: dict[int, list[float]] = {}
+    """The `CostCurve` of rounds timed as (draft nodes, seconds): the shortest time of each size.
+
+    Whatever disturbs a round, a first use or another program, only adds to its time; a median of few keeps some of it,
+    and one size that looks dear sends every round past it.
+    """
+    shortest: dict[int, float] = {}
     for nodes, seconds in timed:
-        times.setdefault(nodes, []).append(seconds)
-    sizes = tuple(sorted(times))
-    return CostCurve(sizes, tuple(median(times[size]) for size in sizes), measured_s)
+        shortest[nodes] = min(seconds, shortest.get(nodes, seconds))
+    sizes = tuple(sorted(shortest))
+    return CostCurve(sizes, tuple(shortest[size] for size in sizes), measured_s)
 
 
 class AutoBudget:

@@ -26,7 +26,7 @@ from tevlib.trees.exit_law import exit_law
 from tevlib.trees.rows import DeferredRows
 from tevlib.trees.sampled_chain import draw_chain, verify_sampled_chain
 from tevlib.trees.sampling import check_rows, filter_logits, is_greedy
-from tevlib.trees.verifiers import VERIFIERS
+from tevlib.trees.verifiers import VERIFIERS, Verifier
 
 SAMPLED_CHAIN = "sampled_chain"  # builder and verifier in one: it looks at q, so it is kept apart from the others
 
@@ -74,7 +74,7 @@ def speculate(
     *,
     budget: int | str | Budget = 32,
     builder: str = "best_first",
-    verifier: str = "tev",
+    verifier: str | Verifier = "tev",
     temperature: float = 0.0,
     top_p: float = 1.0,
     top_k: int = 0,
@@ -87,17 +87,19 @@ def speculate(
     """A `Generation` by tree speculative decoding; its tokens follow the target's own law exactly.
 
     `builder` is one of `BUILDERS` or "sampled_chain" (which judges its own chain by min(1, p / q), whatever
-    `verifier` says); `verifier` one of `VERIFIERS`; `budget` counts non-root nodes, or is "auto": then each round keeps
-    as many as maximise expected tokens a second on this machine (`tevlib.decoding.budget`), by a `cost_curve` that is
-    measured once and kept. Times differ from run to run, and so do such trees and, at T > 0, a seed's tokens (never
-    their law); an `AutoBudget` over a curve of one's own does not. `top_p` and `top_k` filter the
-    target's rows before any verifier sees them, so C_p and w are those of the filtered law. The block shrinks near the
-    context limit. Hidden states go through the head only where a verifier looks: at internal nodes, and at a leaf if
-    the path ends there. `on_round` is handed every round's tree and rows `[N, V]`, outside the clock. A draft with NaN
-    is replaced by a root-only tree, with a warning; NaN in the target's logits of a node that is looked at raises
-    `ValueError` with the round and the node, as do invalid arguments before any pass.
+    `verifier` says); `verifier` one of `VERIFIERS`, or a function of their kind, which then answers for the law;
+    `budget` counts non-root nodes, or is "auto": then each round keeps as many as maximise expected tokens a second on
+    this machine (`tevlib.decoding.budget`), by a `cost_curve` that is measured once and kept. Times differ from run to
+    run, and so do such trees and, at T > 0, a seed's tokens (never their law); an `AutoBudget` over a curve of one's
+    own does not. `top_p` and `top_k` filter the target's rows before any verifier sees them, so C_p and w are those of
+    the filtered law. The block shrinks near the context limit. Hidden states go through the head only where a verifier
+    looks: at internal nodes, and at a leaf if the path ends there. `on_round` is handed every round's tree and rows
+    `[N, V]`, outside the clock. A draft with NaN is replaced by a root-only tree, with a warning; NaN in the target's
+    logits of a node that is looked at raises `ValueError` with the round and the node, as do invalid arguments before
+    any pass.
     """
     check_decode_arguments(budget, builder, verifier, temperature)
+    verify = VERIFIERS[verifier] if isinstance(verifier, str) else verifier
     ids, out = begin(target, input_ids, temperature, top_p, top_k, max_new_tokens, stop, on_tokens)
     generator = new_generator(target, seed)
     if out.full:
@@ -149,7 +151,7 @@ def speculate(
         rows = DeferredRows(tree, hidden, target.vocab_size, head)
         with unusable_logits(f"round {len(rounds)}"):
             if q is None:
-                verdict = VERIFIERS[verifier](tree, rows, temperature, generator)
+                verdict = verify(tree, rows, temperature, generator)
             else:
                 verdict = verify_sampled_chain(tree, q, rows, temperature, generator)
         times["decide"] = clock.lap() - head.seconds
@@ -174,7 +176,7 @@ def speculate(
 def cost_curve(target: Target, drafter: DFlashDraftModel, input_ids: Tensor, **how) -> CostCurve:
     """The `CostCurve` of rounds behind `input_ids`, from a short decoding with trees of all sizes that is thrown away.
 
-    `how` as in `speculate`. Takes a second or two, once for a drafter, setting, number of threads and some 500 tokens
+    `how` as in `speculate`. Takes a few seconds, once for a drafter, setting, number of threads and some 500 tokens
     of context; `target` keeps it.
     """
     ids = input_ids[: max(target.context_limit // 2, 1)]
@@ -188,7 +190,7 @@ def cost_curve(target: Target, drafter: DFlashDraftModel, input_ids: Tensor, **h
             rounds += speculate(
                 target, drafter, ids, budget=ladder, max_new_tokens=ladder.left + 1, stop=(), seed=0, **how
             ).rounds
-        timed = [(len(r.tree) - 1, sum(r.times.values())) for r in rounds[ladder.warm_up :]]
+        timed = [(len(r.tree) - 1, sum(r.times.values())) for r in rounds]
         kept[key] = curve_of(timed, time.perf_counter() - start)
     return kept[key]
 
@@ -211,7 +213,9 @@ def draft_states(
     return drafter.draft(context, block, features)
 
 
-def check_decode_arguments(budget: int | str | Budget, builder: str, verifier: str, temperature: float) -> None:
+def check_decode_arguments(
+    budget: int | str | Budget, builder: str, verifier: str | Verifier, temperature: float
+) -> None:
     """Raises `ValueError` for a bad budget, an unknown builder or verifier, and greedy verification of samples."""
     if isinstance(budget, str) and budget != AUTO:
         raise ValueError(f"budget must be an integer >= 0 or {AUTO!r}; got {budget!r}")
@@ -221,8 +225,8 @@ def check_decode_arguments(budget: int | str | Budget, builder: str, verifier: s
         raise ValueError("a sampled chain takes a number as budget: cut by its own draws, it would not have law q")
     if builder not in BUILDERS and builder != SAMPLED_CHAIN:
         raise ValueError(f"unknown builder {builder!r}: choose one of {', '.join([*BUILDERS, SAMPLED_CHAIN])}")
-    if verifier not in VERIFIERS:
-        raise ValueError(f"unknown verifier {verifier!r}: choose one of {', '.join(VERIFIERS)}")
+    if not callable(verifier) and verifier not in VERIFIERS:
+        raise ValueError(f"unknown verifier {verifier!r}: choose one of {', '.join(VERIFIERS)}, or give a function")
     if verifier == "greedy" and not is_greedy(temperature):
         raise ValueError(f"the greedy verifier is exact at temperature 0 only, got temperature {temperature}")
 

@@ -13,6 +13,7 @@ judged by its draft probabilities belongs to `tevlib.trees.sampled_chain`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from tevlib.trees.sampling import (
 )
 from tevlib.trees.verdict import Verdict, greedy
 
+Verifier = Callable[[DraftTree, Tensor | Rows, float, torch.Generator], Verdict]
 ALMOST_1 = math.nextafter(1, 0)
 
 
