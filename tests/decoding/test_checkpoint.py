@@ -217,6 +217,30 @@ def test_missing_and_extra_tensors_and_shards_are_named(saved):
             load_drafter(folder, target)
 
 
+def test_whole_numbers_are_no_weights(saved):
+    """A quantised file without its scales would load as numbers in the hundreds; what it holds is said instead."""
+    target, folder, _ = saved
+    tensors = load_file(folder / "model.safetensors")
+    tensors["norm.weight"] = tensors["norm.weight"].mul(50).to(torch.int8)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"must be floating-point numbers, some are torch\.int8"):
+        load_drafter(folder, target)
+
+
+def test_a_drafter_is_replaced_whole(saved, monkeypatch):
+    """What interrupts the deletion of the earlier drafter finds the new one in its place."""
+    target, folder, _ = saved
+
+    def interrupted(path, **_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tevlib.decoding.checkpoint.shutil.rmtree", interrupted)
+    other = make_drafter(target, block_size=5)
+    with pytest.raises(KeyboardInterrupt):
+        save_drafter(other, folder, target=target)
+    assert load_drafter(folder, target).block_size == 5
+
+
 def test_a_drafter_of_another_target_is_refused(saved):
     """Same sizes, another tokenizer: refused (sglang#23838). Other weights only: a warning."""
     target, folder, _ = saved

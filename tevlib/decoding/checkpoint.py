@@ -70,9 +70,11 @@ def save_drafter(
         if card:
             (partial / "README.md").write_text(card)
         partial.chmod(0o755)
+        replaced = partial.with_name(partial.name.replace("partial", "replaced"))
         if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(partial, folder)
+            folder.rename(replaced)  # whole: deleting takes longer, and what interrupts it would leave half a drafter
+        partial.rename(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
@@ -130,6 +132,9 @@ def _fitting(config: Qwen3Config, tensors: dict, folder: Path) -> tuple[DFlashDr
     wrong = [f"{n} {tuple(tensors[n].shape)} for {shape}" for n, shape in names.items() if tensors[n].shape != shape]
     if wrong:
         raise ValueError(f"{folder / WEIGHTS}: tensors of another shape than {CONFIG} says: {', '.join(wrong)}")
+    quantised = sorted({str(value.dtype) for value in tensors.values() if not value.is_floating_point()})
+    if quantised:
+        raise ValueError(f"{folder / WEIGHTS}: weights must be floating-point numbers, some are {', '.join(quantised)}")
     return drafter, tensors
 
 
