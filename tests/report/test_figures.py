@@ -60,6 +60,7 @@ def test_missing_records_are_said_and_nothing_is_drawn(outcomes, tmp_path):
     assert gap.why and gap.command == "python -m tevlib run --profile 'my profile.yaml' --tables 5"
     absent = draw_figure("latency", [o for o in nothing if o["cell"]["table"] != "table3"], "p.yaml", tmp_path)
     assert "plans none of table3" in absent.why and absent.paths is None
+    assert absent.command == "python -m tevlib run --profile laptop --tables 3"  # that profile could not run it
 
 
 def test_a_row_with_a_failed_cell_is_left_out(outcomes, tmp_path):

@@ -82,6 +82,10 @@ def test_bad_requests_leave_an_earlier_rehearsal(home, tmp_path):
         set_stage("smoke", tmp_path / "nowhere")
     with pytest.raises(ValueError, match="unknown table of profile smoke 'table9'"):
         set_stage("smoke", tables=["table9"])
+    unknown = tmp_path / "smoke.yaml"  # the same name, so the same folder
+    unknown.write_text(read_profile("paper")[0].read_text().replace("Qwen/Qwen3-4B", "some/Model-4B"))
+    with pytest.raises(ValueError, match="no architecture is known for 'some/Model-4B'"):
+        set_stage(str(unknown))
     assert earlier.read_text() == "numbers"
 
 

@@ -25,6 +25,7 @@ from tevlib.suite.notebook import NotebookFailed, run_notebook
 from tevlib.suite.paths import home, repository
 from tevlib.suite.plan import to_be_trained, training_parameters
 from tevlib.suite.profile import REHEARSAL, load_profile, load_trained, read_profile
+from tevlib.suite.rehearsal_models import check_known, write_models
 
 LARGEST = {"prompts": 1, "repeats": 1, "max_new_tokens": 8, "rounds": 2}  # what a profile has more of is cut to
 TRAINING = {  # of every drafter that the profile trains; what is not here stays as the profile has it
@@ -81,11 +82,10 @@ def set_stage(profile: str, tokenizers: Path | None = None, tables: Sequence[str
     folder = home() / "runs" / f"{path.stem}{REHEARSAL}"
     stage = Stage(folder, folder / f"{path.stem}{REHEARSAL}.yaml", folder / "hub")
     pairs = hub_models(load_profile(profile), load_trained(profile))
+    check_known(pairs.values())
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     stage.profile.write_text(yaml.safe_dump(cut(written, folder), sort_keys=False), encoding="utf-8")
-    from tevlib.suite.rehearsal_models import write_models
-
     write_models(stage.hub, pairs, tokenizers)
     return stage
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,10 +128,18 @@ def write_models(cache: Path, drafters: Mapping[str, str], tokenizers: Path | No
     tokenizers: a folder that may hold real ones, `tokenizers/Qwen3-4B` for `Qwen/Qwen3-4B`; targets that have none
     there get a small one. Raises `ValueError` for a target whose architecture is not known.
     """
+    check_known(drafters.values())
     written = {name: write_target(cache, name, tokenizers) for name in dict.fromkeys(drafters.values())}
     for place, (name, target) in enumerate(drafters.items()):
         write_drafter(cache, name, written[target], FAMILIES[MODELS[target][0]], sharded=place % 2 == 1)
     return [*written, *drafters]
+
+
+def check_known(targets: Iterable[str]) -> None:
+    """Raises `ValueError` for a target whose architecture is not known."""
+    for name in targets:
+        if name not in MODELS:
+            raise ValueError(f"no architecture is known for {name!r} to rehearse with; known: {', '.join(MODELS)}")
 
 
 def write_target(cache: Path, name: str, tokenizers: Path | None = None) -> Path:
@@ -139,8 +147,7 @@ def write_target(cache: Path, name: str, tokenizers: Path | None = None) -> Path
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    if name not in MODELS:
-        raise ValueError(f"no architecture is known for {name!r} to rehearse with; known: {', '.join(MODELS)}")
+    check_known([name])
     family, tied = FAMILIES[MODELS[name][0]], MODELS[name][1]
     tokenizer = _tokenizer(family, None if tokenizers is None else tokenizers / name.split("/")[-1])
     known = tokenizer.get_vocab()

@@ -131,7 +131,7 @@ def draw_figure(name: str, outcomes: Sequence[Mapping], profile: str, folder: Pa
             raise NotMeasured(f"profile {profile} plans none of {', '.join(spec.tables)}")
         figure, sources = spec.draw(wanted)
     except (NotMeasured, ValueError) as reason:  # a table refuses records that do not go together
-        command = run_command(profile, planned or spec.tables)
+        command = run_command(profile, planned) if planned else run_command("laptop", spec.tables)  # which has them all
         return Drawn(name, spec.title, spec.caption, why=str(reason), command=command)
     caption = spec.caption
     if name == "figure1":
