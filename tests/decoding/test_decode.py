@@ -16,7 +16,7 @@ from tevlib.decoding.generation import Generation, Round, pooled_tau, tau_of_res
 from tevlib.decoding.request import Output
 from tevlib.trees.builders import BUILDERS
 from tevlib.trees.draft_tree import DraftTree
-from tevlib.trees.verifiers import VERIFIERS
+from tevlib.trees.verifiers import VERIFIERS, Verdict
 
 PROMPT = [7, 30, 41, 9, 77, 12, 100]
 NEVER = frozenset({-1})  # a stop set that no token is in
@@ -319,7 +319,23 @@ def test_a_verifier_of_ones_own(llama):
     assert given.tokens == named.tokens and len(calls) == len(given.rounds)
 
 
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (None, "one of the tree's 5 nodes, got None"),
+        (Verdict(9, [0, 9], 3), "one of the tree's 5 nodes, got Verdict"),
+        (Verdict(0, [0, 1], 3), r"the path to node 0 is \[0\], got"),
+        (Verdict(0, [0], 500), r"the bonus is a token in 0\.\.\d+, got"),
+    ],
+)
+def test_a_verdict_that_the_tree_does_not_allow(llama, verdict, words):
+    """A verifier of one's own that returns nonsense is told what, before anything is committed."""
+    with pytest.raises(ValueError, match=words):
+        speculate(llama, make_drafter(llama), [5, 9], budget=4, verifier=lambda *_: verdict, stop=NEVER)
+
+
 BAD = [
+    ({"verifier": VERIFIERS["greedy"], "temperature": 1.0}, "greedy verifier is exact at temperature 0 only"),
     ({"budget": -1}, "budget must be >= 0"),
     ({"builder": "best"}, "unknown builder 'best': choose one of best_first"),
     ({"verifier": "tve"}, "unknown verifier 'tve': choose one of greedy"),

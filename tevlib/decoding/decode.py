@@ -26,6 +26,7 @@ from tevlib.trees.exit_law import exit_law
 from tevlib.trees.rows import DeferredRows
 from tevlib.trees.sampled_chain import draw_chain, verify_sampled_chain
 from tevlib.trees.sampling import check_rows, filter_logits, is_greedy
+from tevlib.trees.verdict import check_verdict
 from tevlib.trees.verifiers import VERIFIERS, Verifier
 
 SAMPLED_CHAIN = "sampled_chain"  # builder and verifier in one: it looks at q, so it is kept apart from the others
@@ -96,7 +97,7 @@ def speculate(
     looks: at internal nodes, and at a leaf if the path ends there. `on_round` is handed every round's tree and rows
     `[N, V]`, outside the clock. A draft with NaN is replaced by a root-only tree, with a warning; NaN in the target's
     logits of a node that is looked at raises `ValueError` with the round and the node, as do invalid arguments before
-    any pass.
+    any pass, and verdicts of a verifier of one's own that the tree does not allow.
     """
     check_decode_arguments(budget, builder, verifier, temperature)
     verify = VERIFIERS[verifier] if isinstance(verifier, str) else verifier
@@ -154,6 +155,8 @@ def speculate(
                 verdict = verify(tree, rows, temperature, generator)
             else:
                 verdict = verify_sampled_chain(tree, q, rows, temperature, generator)
+        if verify is verifier:  # somebody's own
+            check_verdict(verdict, tree, target.vocab_size)
         times["decide"] = clock.lap() - head.seconds
         times["verify"] += head.seconds
         cache.commit(verdict.path)
@@ -227,7 +230,7 @@ def check_decode_arguments(
         raise ValueError(f"unknown builder {builder!r}: choose one of {', '.join([*BUILDERS, SAMPLED_CHAIN])}")
     if not callable(verifier) and verifier not in VERIFIERS:
         raise ValueError(f"unknown verifier {verifier!r}: choose one of {', '.join(VERIFIERS)}, or give a function")
-    if verifier == "greedy" and not is_greedy(temperature):
+    if verifier in ("greedy", VERIFIERS["greedy"]) and not is_greedy(temperature):
         raise ValueError(f"the greedy verifier is exact at temperature 0 only, got temperature {temperature}")
 
 

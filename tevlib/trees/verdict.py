@@ -1,4 +1,4 @@
-"""What every verifier returns, and the greedy walk that all of them are at a greedy temperature."""
+"""What every verifier returns, what it must be, and the greedy walk that all of them are at a greedy temperature."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ class Verdict:
     def length(self) -> int:
         """L = D + 1: accepted draft tokens plus the bonus token."""
         return len(self.path)
+
+
+def check_verdict(verdict: Verdict, tree: DraftTree, vocabulary: int) -> None:
+    """None; ValueError where `verdict` names no node of `tree`, another path than that node's, or no token."""
+    if not isinstance(verdict, Verdict) or not 0 <= verdict.node < len(tree):
+        raise ValueError(f"a verifier returns the Verdict of one of the tree's {len(tree)} nodes, got {verdict!r}")
+    if verdict.path != tree.node_path(verdict.node):
+        raise ValueError(f"the path to node {verdict.node} is {tree.node_path(verdict.node)}, got {verdict!r}")
+    if not 0 <= verdict.bonus < vocabulary:
+        raise ValueError(f"the bonus is a token in 0..{vocabulary - 1}, got {verdict!r}")
 
 
 def greedy(
