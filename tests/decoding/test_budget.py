@@ -151,15 +151,16 @@ def test_a_curve_that_says_nothing_is_refused(bad):
 
 
 def test_a_ladder_times_every_size_as_often():
-    """Each size comes as often as the others, up and down in turns; a slow round or a slow first use moves nothing."""
-    ladder = Ladder(16)
-    tree = star([0.01] * 16)
+    """Small sizes come six times, large ones twice, up and down in turns; nothing slow once, or at first, counts."""
+    ladder = Ladder(64)
+    tree = star([0.01] * 64)
     sizes = [len(ladder.cut(tree)) - 1 for _ in range(ladder.left)]
-    assert sorted(set(sizes)) == [0, 1, 3, 5, 7, 9, 11, 15, 16] and {sizes.count(size) for size in sizes} == {REPEATS}
-    assert sizes[:9] == sizes[9:18][::-1]
+    small, large = [0, 1, 3, 5, 7, 9, 11, 15, 19, 23], [31, 64]
+    assert Counter(sizes) == dict.fromkeys(small, REPEATS) | dict.fromkeys(large, 2)
+    assert sizes[:22] == small + large + small[::-1]
     timed = [(size, 0.03 + 0.001 * size) for size in sizes]
     timed[2] = (timed[2][0], 9.0)
-    timed[:9] = [(size, seconds + 0.1) for size, seconds in timed[:9]]
+    timed[:12] = [(size, seconds + 0.1) for size, seconds in timed[:12]]
     curve = curve_of(timed, measured_s=1.5)
     assert curve.seconds == pytest.approx([0.03 + 0.001 * size for size in curve.sizes]) and curve.measured_s == 1.5
 

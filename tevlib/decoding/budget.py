@@ -29,8 +29,9 @@ from tevlib.trees.verifiers import Verdict
 
 AUTO = "auto"
 LARGEST = {"cpu": 64, "cuda": 256}  # where a pass costs what its rows cost, and where rows are nearly free
-SIZES = (0, 1, 3, 5, 7, 9, 11, 15, 19, 23, 31, 47, 64, 96, 128, 192, 256)  # draft nodes that are timed
-REPEATS = 4
+SIZES = (0, 1, 3, 5, 7, 9, 11, 15, 19, 23, 31, 64, 96, 128, 192, 256)  # draft nodes that are timed
+REPEATS = 6
+OFTEN = 23  # larger sizes, which few rounds keep on a CPU and which take most of the time there, every third turn
 SPARE = 8
 PRIOR = 8.0  # expected nodes: how long the drafter is believed before its record counts for more
 
@@ -86,13 +87,16 @@ class FixedBudget:
 class Ladder:
     """Cuts the trees of successive rounds to all `SIZES` up to `largest` in turn: what a cost curve is measured with.
 
-    Every second turn runs backwards, so that a growing context favours no size.
+    Turns go up and down alternately, so that a growing context favours no size.
     """
 
     def __init__(self, largest: int):
         self.largest = self.drafts = largest
         sizes = [size for size in SIZES if size < largest] + [largest]
-        self.steps = [size for turn in range(REPEATS) for size in (sizes[::-1] if turn % 2 else sizes)]
+        self.steps: list[int] = []
+        for turn in range(REPEATS):
+            timed = [size for size in sizes if size <= OFTEN or turn % 3 == 0]
+            self.steps += timed[::-1] if turn % 2 else timed
         self.taken = 0
 
     @property
