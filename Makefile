@@ -1,7 +1,7 @@
-# make reproduce   set up, fetch, run the laptop profile; tables, figures, report
+# make setup       .venv, prompts and target      make reproduce   and the laptop profile; tables, figures, report
 # make test        set up, fetch, all tests          make quick   the fast ones
 # make lab         JupyterLab on the explorer        make lint    ruff and clean notebooks
-# make bench       the benchmark suite, a quarter of an hour (BENCH=quick: two minutes); a record in runs/bench
+# make bench       the benchmark suite, 22 minutes (BENCH=quick: one); a record in runs/bench
 # Variables: PROFILE=smoke|laptop|paper   PYTHON=python3.12   VENV=folder
 
 PYTHON ?= python3
@@ -13,10 +13,12 @@ INPUTS := requirements.txt constraints.txt pyproject.toml
 TESTS = HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 STRIP := --extra-keys "metadata.papermill cell.metadata.papermill" --keep-id
 
-.PHONY: reproduce test quick bench lab lint clean
+.PHONY: setup reproduce test quick bench lab lint clean
 
-reproduce: $(VENV)/.runtime
+setup: $(VENV)/.runtime
 	@$(BIN)/python -m tevlib fetch
+
+reproduce: setup
 	@$(BIN)/python -m tevlib run --profile $(PROFILE)
 
 test: $(VENV)/.development
@@ -52,5 +54,5 @@ $(VENV)/.development: $(INPUTS) requirements-dev.txt requirements-dflash.txt | $
 	@touch $@
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""The benchmark suite in one run: `make bench`, or
+"""The benchmark suite in one run, which is what `make bench` starts.
 
     python -m benchmarks [--quick] [--only SECTION ...] [--resume runs/bench/<time>.json]
 
@@ -34,7 +34,7 @@ SECTIONS = {  # in the order in which they run: the module's `measure(quick) -> 
 def main(arguments: list[str] | None = None) -> Path:
     """The path of the record, after its summary was printed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a minute instead of a quarter of an hour: does it run?")
+    parser.add_argument("--quick", action="store_true", help="a minute instead of 22: does it run?")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
     parser.add_argument("--resume", type=Path, help="a record whose finished sections stay as they are")
     chosen = parser.parse_args(arguments)

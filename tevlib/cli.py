@@ -338,7 +338,7 @@ def _parser() -> argparse.ArgumentParser:
         made[name].add_argument("--timeout", type=float, help="seconds that one notebook cell may take")
     made["report"].add_argument("--output", help="where the page goes (default: runs/<profile>/report.html)")
     made["notebook"].add_argument("name", help="a notebook of notebooks/, or a path")
-    made["notebook"].add_argument("parameter", nargs="*", help="name=value")
+    made["notebook"].add_argument("parameter", nargs="*", default=[], help="name=value")
     made["export"].add_argument("name", help="a notebook of notebooks/, or a path")
     made["export"].add_argument("--output", help="where the page goes (default: runs/<name>.html)")
     made["export-drafter"].add_argument("folder", help="of a drafter, from the repository's root where relative")

@@ -306,6 +306,7 @@ def test_files_digest_sees_names_and_bytes(tmp_path):
         ("mt_bench: {prompts: 1}", "mt_bench:", "suite mt_bench must be a mapping, got None"),
         ("mt_bench: {prompts: 1}", "mt_bench: {prompt: 1}", "unknown key 'prompt'.*prompts"),
         ("original: data", "- data", "drafters must be a mapping"),
+        ("  table1:", "  tabel1:", "unknown table in mine.yaml 'tabel1'.*table1"),
     ],
 )
 def test_a_profile_of_the_wrong_shape_is_refused_by_key(tmp_path, old, new, words):

@@ -11,6 +11,7 @@ from tevlib.suite.cells import Cell, VerifierCell, Work
 from tevlib.suite.names import check_name, did_you_mean
 
 PROFILES = ("smoke", "laptop", "paper")
+TABLES = ("table1", "table2", "table3", "table4", "table5")
 LATENCY_TABLE = "table3"  # its cells are `VerifierCell`s
 REHEARSAL = "-rehearsal"  # how the name of a profile ends whose numbers stand for nothing: tevlib.suite.rehearsal
 
@@ -54,6 +55,8 @@ def read_profile(name: str) -> tuple[Path, dict]:
     _check_keys(written, {"defaults", "tables", "trained"}, str(path))
     if not isinstance(written.get("tables"), dict) or not written["tables"]:
         raise ValueError(f"{path}: tables must name at least one table, got {written.get('tables')!r}")
+    for table in written["tables"]:
+        check_name(f"table in {path.name}", str(table), TABLES)
     trained = written.get("trained") or {}
     if not isinstance(trained, dict):
         raise ValueError(f"{path}: trained must be a mapping of drafter folders, got {trained!r}")
