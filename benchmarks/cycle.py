@@ -158,6 +158,9 @@ def watched(target: Target, drafter: DFlashDraftModel) -> Iterator[Watch]:
         (target.head, "forward", watch.timed(target.head.forward, {"draft": "draft head", "verify": "target head"})),
         (target, "new_cache", watched_cache),
     ]
+    if drafter.vocabulary is not None:
+        head = drafter.vocabulary.head
+        replaced.append((head, "forward", watch.timed(head.forward, {"draft": "draft head"})))
     with contextlib.ExitStack() as stack:
         for owner, name, call in replaced:
             if name in vars(owner):

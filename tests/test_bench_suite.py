@@ -12,6 +12,7 @@ from benchmarks import builder, common, cycle, head, speed, verifiers
 from benchmarks.same_text import SameText
 from tests.tiny import make_drafter, make_target
 from tevlib.decoding.decode import autoregressive, speculate
+from tevlib.decoding.draft_vocabulary import DraftVocabulary
 from tevlib.sources.prompts import SUITES
 from tevlib.trees.builders import best_first_tree
 from tevlib.trees.draft_tree import DraftTree
@@ -159,9 +160,12 @@ def test_drawn_texts_exit_by_the_law():
     assert torch.allclose(found, expected) and found.sum() == pytest.approx(1)
 
 
-def test_parts_of_a_cycle_add_up_to_its_clock(pair, prompts):
-    """Models' parts and ours together are the decode clock; nothing is negative, and the models are as before."""
+@pytest.mark.parametrize("proposes", ["every token", "some tokens"])
+def test_parts_of_a_cycle_add_up_to_its_clock(pair, prompts, proposes):
+    """Models' parts and ours together are the decode clock; each takes time, and the models are as before."""
     target, drafter = pair
+    if proposes == "some tokens":  # a draft head of its own
+        drafter.vocabulary = DraftVocabulary(torch.arange(60), target)
     before = [set(vars(owner)) for owner in (drafter, target.decoder, target.head, target)]
     result = cycle.profile(*pair, prompts=2, tokens=16, budgets=(8, 32), temperatures=(0.0, 1.0))
     assert [set(vars(owner)) - {"cost_curves"} for owner in (drafter, target.decoder, target.head, target)] == [
