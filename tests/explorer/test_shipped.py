@@ -38,8 +38,15 @@ def test_compare_histogram_and_phone(shipped, open_page, picture):
     code = SUITES.index("humaneval")
     names = [tree["name"] for tree in shipped["answers"][code]["rounds"][0]["trees"]]
     trained = names.index("smollm2-135m-exit")
-    page = open_page(TreeExplorer(shipped, theme="light", answer=code, compare=trained), width=1800, height=800)
+    page = open_page(
+        TreeExplorer(shipped, theme="light", answer=code, compare=trained), width=1500, height=800, device_scale_factor=1.5
+    )
     assert page.locator(".tx-pane").count() == 2
+    page.get_by_role("button", name="Pin that node").click()
+    page.wait_for_timeout(500)
+    page.evaluate(
+        "() => { const [a, b] = document.querySelectorAll('.tx-pane > :last-child'); b.scrollLeft = a.scrollLeft }"
+    )
     picture(page.locator(".tx"), "explorer_compare")
     page.get_by_role("button", name="Play each verifier 2000 times").click()
     for key in ("tev", "predraw", "sequential_residual"):
