@@ -38,9 +38,8 @@ def test_compare_histogram_and_phone(shipped, open_page, picture):
     code = SUITES.index("humaneval")
     names = [tree["name"] for tree in shipped["answers"][code]["rounds"][0]["trees"]]
     trained = names.index("smollm2-135m-exit")
-    page = open_page(
-        TreeExplorer(shipped, theme="light", answer=code, compare=trained), width=1500, height=800, device_scale_factor=1.5
-    )
+    explorer = TreeExplorer(shipped, theme="light", answer=code, compare=trained)
+    page = open_page(explorer, width=1500, height=800, device_scale_factor=1.5)
     assert page.locator(".tx-pane").count() == 2
     page.get_by_role("button", name="Pin that node").click()
     page.wait_for_timeout(500)
