@@ -29,7 +29,7 @@ class SameText:
         bonus = tev(tree, rows, temperature, generator).bonus
         path = [0]
         for token in self.text[self.root + 1 :]:
-            child = next((child for child in tree.children[path[-1]] if tree.token(child) == token), None)
+            child = tree.child(path[-1], token)
             if child is None:
                 bonus = token
                 break

@@ -20,8 +20,8 @@ from tqdm.auto import tqdm
 
 from benchmarks.common import bar, models, prompt_ids, rotated, told, with_interval
 from benchmarks.same_text import SameText
-from tevlib.decoding.budget import LARGEST, AutoBudget
-from tevlib.decoding.decode import autoregressive, cost_curve, speculate
+from tevlib.decoding.budget import AutoBudget
+from tevlib.decoding.decode import auto_budget, autoregressive, speculate
 from tevlib.decoding.drafter import DFlashDraftModel
 from tevlib.decoding.generation import Generation
 from tevlib.decoding.target import Target
@@ -119,7 +119,7 @@ def _answers(
 def _automatic(target, drafter, ids: torch.Tensor, temperature: float) -> AutoBudget:
     """What `speculate` makes of "auto" where TEV alone is the verifier."""
     how = {"builder": "best_first", "verifier": "tev", "temperature": temperature, "top_p": 1.0, "top_k": 0}
-    return AutoBudget(cost_curve(target, drafter, ids, **how), LARGEST[target.device.type])
+    return auto_budget(target, drafter, ids, **how)
 
 
 def _timed(answer: Generation) -> dict:

@@ -114,6 +114,25 @@ def test_a_speed_up_is_a_ratio_of_seconds_per_token():
     assert speed.mean_ratio(rows, "plain", "8", "whole") == pytest.approx((3.0 + 2.0) / 2)
 
 
+def test_every_method_answers_with_the_text_of_plain_decoding(pair, prompts, monkeypatch):
+    """All trees of a prompt follow one drawn text, whatever their budget: none draws its own."""
+    texts = {"plain": [], "trees": []}
+
+    def kept(kind, call):
+        def keeping(*arguments, **named):
+            answer = call(*arguments, **named)
+            texts[kind].append(tuple(answer.tokens))
+            return answer
+
+        return keeping
+
+    monkeypatch.setattr(speed, "autoregressive", kept("plain", speed.autoregressive))
+    monkeypatch.setattr(speed, "speculate", kept("trees", speed.speculate))
+    speed.compare(*pair, {1.0: 1}, tokens=12, budgets=(2, 4))
+    assert len(texts["plain"]) == 5 and len(set(texts["plain"])) > 1  # a warm-up, and a prompt of each suite
+    assert texts["trees"] == [text for text in texts["plain"] for _ in ("2", "4", "auto")]
+
+
 def test_speed_times_every_method_on_every_prompt(pair, prompts):
     """One row per prompt and method, generate at T = 0 alone; the answers to a prompt have one length, drawn or not."""
     result = speed.compare(*pair, {0.0: 2, 1.0: 1}, tokens=12, budgets=(2, 4))

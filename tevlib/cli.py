@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tevlib import __version__
-from tevlib.suite.names import check_name, did_you_mean
+from tevlib.suite.names import TABLES, check_name, did_you_mean
 
 EXIT_FAILED, EXIT_USER_ERROR, EXIT_NOT_POSSIBLE, EXIT_INTERRUPTED = 1, 2, 3, 130
-TABLES = ("1", "2", "3", "4", "5")
+NUMBERS = [table.removeprefix("table") for table in TABLES]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -322,8 +322,8 @@ def _parser() -> argparse.ArgumentParser:
         )
     for name in ("run", "plan", "doctor", "rehearse", "cell", "decode"):
         tables = made[name].add_argument("--tables", nargs="+", help="1,4 or 1 4 (default: all that the profile has)")
-        tables.type = lambda text: [_one_of("table", TABLES)(number) for number in text.split(",")]
-    made["table"].add_argument("number", type=_one_of("table", TABLES), help="1 to 5")
+        tables.type = lambda text: [_one_of("table", NUMBERS)(number) for number in text.split(",")]
+    made["table"].add_argument("number", type=_one_of("table", NUMBERS), help="1 to 5")
     made["run"].add_argument("--dry-run", action="store_true", help="as plan: list the cells, run nothing")
     made["run"].add_argument("--devices", help="0,1: a runner on each of these GPUs at once; cpu: none (default: one "
                              "runner, or one for each GPU of $CUDA_VISIBLE_DEVICES)")  # fmt: skip

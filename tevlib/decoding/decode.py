@@ -108,7 +108,7 @@ def speculate(
     measuring = time.perf_counter()
     if budget == AUTO:
         how = {"builder": builder, "verifier": verifier, "temperature": temperature, "top_p": top_p, "top_k": top_k}
-        budget = AutoBudget(cost_curve(target, drafter, ids, **how), LARGEST[target.device.type])
+        budget = auto_budget(target, drafter, ids, **how)
     elif not isinstance(budget, Budget):
         budget = FixedBudget(check_count(budget, "budget"))
     measuring = time.perf_counter() - measuring
@@ -174,6 +174,11 @@ def speculate(
         rounds.append(Round(tree, law.P, law.w, float(law.coverage), verdict.path, verdict.bonus, emitted, times))
         clock.lap()
     return out.generation(rounds, prefill_s, decode_s, measuring)
+
+
+def auto_budget(target: Target, drafter: DFlashDraftModel, input_ids: Tensor, **how) -> AutoBudget:
+    """The `AutoBudget` that "auto" stands for behind `input_ids`; `how` as in `cost_curve`."""
+    return AutoBudget(cost_curve(target, drafter, input_ids, **how), LARGEST[target.device.type])
 
 
 def cost_curve(target: Target, drafter: DFlashDraftModel, input_ids: Tensor, **how) -> CostCurve:

@@ -1,7 +1,9 @@
-"""Look-ups by name that fail with a suggestion."""
+"""The names of the tables, and look-ups by name that fail with a suggestion."""
 
 import difflib
 from collections.abc import Iterable
+
+TABLES = ("table1", "table2", "table3", "table4", "table5")  # as profiles and records call them
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

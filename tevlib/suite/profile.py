@@ -8,10 +8,9 @@ from pathlib import Path
 import yaml
 
 from tevlib.suite.cells import Cell, VerifierCell, Work
-from tevlib.suite.names import check_name, did_you_mean
+from tevlib.suite.names import TABLES, check_name, did_you_mean
 
 PROFILES = ("smoke", "laptop", "paper")
-TABLES = ("table1", "table2", "table3", "table4", "table5")
 LATENCY_TABLE = "table3"  # its cells are `VerifierCell`s
 REHEARSAL = "-rehearsal"  # how the name of a profile ends whose numbers stand for nothing: tevlib.suite.rehearsal
 
