@@ -180,6 +180,15 @@ def test_auto_leaves_the_text_as_it_is(llama, verifier):
     assert curve.sizes[0] == 0 and curve.sizes[-1] == 64 and 0 < curve.measured_s <= first.measuring_s
 
 
+def test_rounds_are_timed_as_they_will_be_run(llama):
+    """Another verifier or temperature costs something else: each setting has a curve of its own."""
+    drafter = make_drafter(llama)
+    settings = [("tev", 0.0), ("tev", 1.0), ("predraw", 1.0)]
+    for verifier, temperature in settings:
+        speculate(llama, drafter, PROMPT, budget="auto", verifier=verifier, temperature=temperature, max_new_tokens=4)
+    assert [key[1:3] for key in llama.cost_curves[drafter]] == settings
+
+
 @pytest.mark.parametrize("verifier", ["predraw", "sequential_residual", "tev"])
 def test_tokens_of_chosen_trees_follow_the_law(verifier):
     """Trees whose size follows from scores and from what was accepted before leave the target's law alone: chi-square.
